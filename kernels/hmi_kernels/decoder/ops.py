@@ -207,8 +207,9 @@ def pack_module(of: Layers, layers: Sequence[Mapping[str, LowRank]]) -> Module:
         for slot, parts in _PARTS.items():
             given = [sites.get(part) for part in parts]
             if any(given):
-                change = pack_change(of.kind, given)
-                put_change(record, slot, change, places)
+                before = 1 if given[0] is None else 0
+                change = pack_change(of.kind, given[before:])
+                put_change(record, slot, change, places, before)
                 columns = max(columns, change.width)
             rest = rest or places.size  # what the first product needs is fetched before it
         places.mark(record, ahead.REST, rest)

@@ -23,10 +23,11 @@ from hmi_kernels.encoder.rowwise import activated, added, normed, to_bfloats
 from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_lower
 from hmi_kernels.jit import get, load_i64, put, whole
 
-DOWN, COLUMNS, ACTIVATION, DOWN_BIAS, MATRIX = range(5)
-CHANGE_FIELDS = 4 + MATRIX_FIELDS
+DOWN, COLUMNS, ACTIVATION, DOWN_BIAS, MISSING, MATRIX = range(6)
+CHANGE_FIELDS = 5 + MATRIX_FIELDS
 """A change: address of the panel down (0: no change) and its columns, 2, 4 or a multiple of 8; the activation
-and the address of its bias; the matrix up, whose words are those of one part of the low-rank row."""
+and the address of its bias; the number of first parts that it does not change and has nothing of; the matrix
+up, whose words are those of one part of the low-rank row."""
 NONE, RELU, SILU = range(3)
 """Activations."""
 ON_QKV, ON_OUT, ATTN, AFTER_ATTN, ON_IN, ON_FFN, FFN, AFTER_FFN, AFTER_NORM = (
@@ -99,7 +100,7 @@ def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: A
     """Set what the modules add to the next product at this slot: for the rows of each run, in parts
     first..last-1."""
     low, size, found = get(room, LOW), 4 if kind == FLOAT else 2, False
-    read = get(room, READ_STEP)
+    read, in_words = get(room, READ_STEP), get(room, READ_WORDS)
     for s in range(count):
         run = runs + 8 * RUN_FIELDS * s
         r, end, module = get(run, FIRST), get(run, LAST), get(run, MODULE)
@@ -111,13 +112,16 @@ def set_changes(kind: Any, room: Any, runs: Any, count: Any, slot: Any, first: A
             continue
         found, change = True, module + 8 * slot
         step, words, up = size * low_width(change), get(change, MATRIX + WORDS), get(change, MATRIX + PANELS)
+        missing = get(change, MISSING)
+        begin = max(first - missing, 0)
         for i in range(end - r):
-            put(mine, CHANGED_FIELDS * i, low + step * i)
+            put(mine, CHANGED_FIELDS * i, low + step * i - 4 * words * missing)
             put(mine, CHANGED_FIELDS * i + 1, words)
             put(mine, CHANGED_FIELDS * i + 2, up)
+            put(mine, CHANGED_FIELDS * i + 3, missing)
         while r < end:
             n, a = even(end - r), get(room, READ) + r * read
-            lowered(room, kind, change, first, last, n, a, read, get(room, READ_WORDS), get(room, TILE), low)
+            lowered(room, kind, change, begin, last - missing, n, a, read, in_words, get(room, TILE), low)
             low += n * step
             r += n
     put(room, CHANGES, get(room, CHANGED) if found else 0)

@@ -194,10 +194,12 @@ def put_matrix(record: Record, at: int, matrix: Matrix, places: Places, before: 
     record[at + of_matrix.WORDS] = matrix.words
 
 
-def put_change(record: Record, slot: int, change: MatrixChange, places: Places) -> None:
-    """Make the record's fields from `slot` on this change."""
+def put_change(record: Record, slot: int, change: MatrixChange, places: Places, before: int = 0) -> None:
+    """Make the record's fields from `slot` on this change. before: equal parts that lie before the change's
+    one part, and do not change."""
     places.point(record, slot + of_change.DOWN, change.down)
     record[slot + of_change.COLUMNS] = change.columns
     places.point(record, slot + of_change.DOWN_BIAS, change.down_bias)
     record[slot + of_change.ACTIVATION] = change.activation
-    put_matrix(record, slot + of_change.MATRIX, change.up, places)
+    record[slot + of_change.MISSING] = before
+    put_matrix(record, slot + of_change.MATRIX, change.up, places, before * len(change.up.panels))

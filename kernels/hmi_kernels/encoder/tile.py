@@ -27,7 +27,7 @@ ROWS, SUMS = (8, 24) if has("avx512f") else (6, 6)
 registers of AVX-512; 6 sums of two registers each fit the 16 of AVX2."""
 CHAINS = SUMS // 6
 """Sums of one row with one group of columns, on the way down: 6 x 4 fit the registers of AVX-512."""
-CHANGED_FIELDS = 3
+CHANGED_FIELDS = 4
 """Words of a row's record of its change; see `tile`."""
 FETCH_FIELDS = 4
 """Words of what a tile fetches; see `tile`."""
@@ -192,7 +192,7 @@ def _changed(
 
     def added(count: int, r: Any) -> list[Any]:
         record, to = v.at(changes, v.scaled(r, 8 * CHANGED_FIELDS)), v.at(c, v.b.mul(c_step, r))
-        low, words, up = (v.load(v.at(record, 8 * i), I64) for i in range(3))
+        low, words, up, missing = (v.load(v.at(record, 8 * i), I64) for i in range(CHANGED_FIELDS))
         step = v.b.sub(v.load(v.at(record, 8 * CHANGED_FIELDS), I64), low) if count > 1 else I64(0)
         low = v.at(low, v.b.mul(part, v.scaled(words, 4)))
         panel = v.at(up, v.b.mul(p, v.scaled(words, STRIDE)))
@@ -211,7 +211,8 @@ def _changed(
                 _stored(v, sums, count, at, c_step)
             return []
 
-        return v.where(v.b.icmp_signed(">", words, I64(0)), [], more)
+        there = v.b.and_(v.b.icmp_signed(">", words, I64(0)), v.b.icmp_signed(">=", part, missing))
+        return v.where(there, [], more)
 
     if rows == 1:
         return added(1, I64(0))
@@ -301,7 +302,8 @@ def tile(
 
     scales, shared: of int8, each row's scale, and the panel's 64 scales and offsets. changes: 0, or a record
     of CHANGED_FIELDS words for each row: the address of its low-rank numbers, words of one part of them (0:
-    no change), its panels up. Of these the tile takes part `part` and panel p. fetches: the
+    no change), its panels up, and the number of first parts that do not change. The addresses are as if those
+    were there, too. Of these the tile takes part `part` and panel p. fetches: the
     address of FETCH_FIELDS words, twice an address and what is added to it at each word: a line is fetched
     from there.
     """
