@@ -1,5 +1,5 @@
-"""Server-sent events. The status is sent before the stream, so a later error becomes an event of the
-stream."""
+"""Streams: server-sent events, or lines of JSON. The status is sent before, so a later error becomes a piece
+of the stream."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+
+from hmi.api.protocols.base import EVENTS, LINES
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -18,14 +20,14 @@ UNREAD_S = 60.0
 """A client that reads nothing for this long, while there is something to send, is taken to be gone."""
 HEARTBEAT_S = 15.0
 """A stream that has sent nothing for this long sends a comment."""
-HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Events:
-    """An open stream of server-sent events."""
+    """An open stream of server-sent events, or of lines, which have no names."""
 
-    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
-        self._request, self._response = request, response
+    def __init__(self, request: web.Request, response: web.StreamResponse, media: str) -> None:
+        self._request, self._response, self._lines = request, response, media == LINES
 
     async def _write(self, sent: bytes) -> None:
         """Send bytes. Raises ConnectionError if the client has gone, or does not read."""
@@ -39,12 +41,15 @@ class Events:
 
     async def send(self, event: str | None, data: str) -> None:
         """Send an event, or one without a name. `data` is text without line breaks."""
+        if self._lines:
+            await self._write(f"{data}\n".encode())
+            return
         name = "" if event is None else f"event: {event}\n"
         await self._write(f"{name}data: {data}\n\n".encode())
 
     async def alive(self) -> None:
-        """Send a comment, which keeps the connection open."""
-        await self._write(b": still here\n\n")
+        """Send what keeps the connection open: a comment, or a space before the next line's JSON."""
+        await self._write(b" " if self._lines else b": still here\n\n")
 
 
 async def stream(
@@ -53,15 +58,16 @@ async def stream(
     shaped: Callable[[Exception], dict[str, object]],
     *,
     error_event: str | None = "error",
+    media: str = EVENTS,
 ) -> web.StreamResponse:
     """Answer with the events that `body` sends.
 
     An error ends the stream with an event named `error_event` and `shaped(error)` as its data: the status
     and the headers are sent already, so a client would read a second answer as a part of the first.
     """
-    response = web.StreamResponse(headers=HEADERS)
+    response = web.StreamResponse(headers={"Content-Type": media, **HEADERS})
     await response.prepare(request)
-    events = Events(request, response)
+    events = Events(request, response, media)
     try:
         await body(events)
     except (asyncio.CancelledError, ConnectionError):

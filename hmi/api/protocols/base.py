@@ -16,6 +16,8 @@ from hmi.api.protocols.asks import Ask, AskResult
 from hmi.core import ModelId, ModelRecord, ModelVersion
 
 JSON = "application/json"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+"""The media types of streams: server-sent events, and JSON values with a line break after each."""
 UNNAMED = "application/octet-stream"
 """The media type of a body without a Content-Type (RFC 9110, section 8.3)."""
 

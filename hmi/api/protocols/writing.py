@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from hmi.api.protocols.base import RawBody, Where
+from hmi.api.protocols.base import EVENTS, RawBody, Where
 from hmi.api.protocols.texts import Texts
 from hmi.core import ModelId, Task
 from hmi.engine.writing.request import WriteRequest, WrittenText, writes_no_text
@@ -16,7 +16,7 @@ from hmi.model.text.sampling import Sampling
 
 
 class Event(NamedTuple):
-    """A server-sent event. `data` has no line breaks."""
+    """A piece of a stream: a server-sent event, or a line. `data` has no line breaks."""
 
     data: str
     name: str | None = None
@@ -80,6 +80,8 @@ class WritingEndpoint:
     codec: Callable[[WritingCall], Codec]
     raw: RawBody | None = None
     """The reader of a body that is not simply JSON. `body` then only documents its JSON form."""
+    media: str = EVENTS
+    """The media type of a stream: EVENTS or LINES."""
 
 
 _CHOOSING = (

@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 import hmi
 from hmi.api.http.route import OPAQUE_PATTERN, PARAMETERS, Route
-from hmi.api.protocols.base import JSON
+from hmi.api.protocols.base import EVENTS, JSON
 from hmi.api.protocols.errors import RETRY_AFTER_S, status_of
 
 REF = "#/components/schemas/{model}"
@@ -175,7 +175,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     other = route.raw_answer or (route.media if route.answer is None else None)
     if other:
         # A stream of events gets no schema: tools read one as the whole text's, or as each event's.
-        text = other.startswith("text/") and other != "text/event-stream"
+        text = other.startswith("text/") and other != EVENTS
         content[other] = {"schema": {"type": "string"} if text else {}}
     if content:
         success["content"] = content

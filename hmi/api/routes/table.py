@@ -23,7 +23,7 @@ from hmi.api.handlers import (
     roots,
     tenants,
 )
-from hmi.api.handlers.protocols import hub, infer, tei, write
+from hmi.api.handlers.protocols import hub, infer, ollama, tei, write
 from hmi.api.http.call import RouteCall
 from hmi.api.http.route import Instead, Route
 from hmi.api.protocols.huggingface import from_hub_client
@@ -435,6 +435,7 @@ ROUTES: tuple[Route, ...] = (
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,
+    *ollama.ROUTES,
     *OIP_ROUTES,
     *OPERATION,
     *PAGE,

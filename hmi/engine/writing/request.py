@@ -28,11 +28,18 @@ class TokenIds:
 
 
 @dataclass(frozen=True)
+class UserTurn:
+    """A prompt that is a user's message if the root has a chat template, and else a text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class WriteRequest:
     """A request for one text."""
 
     model: ModelId
-    prompt: str | TokenIds | Sequence[Mapping[str, str]]
+    prompt: str | TokenIds | UserTurn | Sequence[Mapping[str, str]]
     """A text, tokens, or a chat: messages with `role` and `content`. An empty prompt is the begin token
     alone."""
     most: int | None = None
@@ -60,7 +67,7 @@ class WriteRequest:
     @property
     def place(self) -> str:
         """The caller's name of the field that holds the prompt."""
-        return self.name("prompt" if isinstance(self.prompt, str | TokenIds) else "messages")
+        return self.name("prompt" if isinstance(self.prompt, str | TokenIds | UserTurn) else "messages")
 
     @property
     def characters(self) -> int:
@@ -80,6 +87,7 @@ class WriteRequest:
         given = self.prompt
         if isinstance(given, TokenIds):
             return CHARACTERS_A_TOKEN * len(given.ids)
+        given = given.text if isinstance(given, UserTurn) else given
         return sum(map(size, [given] if isinstance(given, str) else [m["content"] for m in given]))
 
 

@@ -23,7 +23,14 @@ from hmi.engine.writing.choosing import Choosing
 from hmi.engine.writing.draft import Draft
 from hmi.engine.writing.pieces import Event
 from hmi.engine.writing.places import Places
-from hmi.engine.writing.request import CHARACTERS_A_TOKEN, DEFAULT_MOST, TokenIds, WriteRequest, WrittenText
+from hmi.engine.writing.request import (
+    CHARACTERS_A_TOKEN,
+    DEFAULT_MOST,
+    TokenIds,
+    UserTurn,
+    WriteRequest,
+    WrittenText,
+)
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writer import Owner, Writer
 from hmi.errors import CutShort, InvalidInput, copy_of
@@ -392,6 +399,14 @@ def _prompt_ids(request: WriteRequest, tokenizer: GenerativeTokenizer) -> list[i
                     f"{field} is {id}, and this model's tokens go up to {size - 1}", field=field
                 )
         return tokenizer.begun([id + 1 for id in given.ids])
-    text = given if isinstance(given, str) else tokenizer.chat(given)
+    if isinstance(given, UserTurn):
+        given = given.text if tokenizer.template is None else [{"role": "user", "content": given.text}]
+    try:
+        text = given if isinstance(given, str) else tokenizer.chat(given)
+    except InvalidInput as error:
+        if request.place == "messages":
+            raise
+        message = error.message.replace("messages[0].content", request.place)
+        raise InvalidInput(message, field=request.place) from error
     (encoded,) = tokenizer.encode([text], len(text) + 2, specials=not isinstance(given, str))
     return encoded.ids

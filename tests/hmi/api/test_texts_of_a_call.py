@@ -138,6 +138,28 @@ async def test_a_stream_is_kept_open_while_its_first_token_is_waited_for(
         assert json.loads(events[-1].removeprefix("data: "))["error"]["type"] == "server_error"
 
 
+async def test_lines_are_kept_open_by_spaces_and_end_with_an_error_of_ollamas(
+    writing_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of lines parses each as JSON, so what keeps the connection open is a part of the next one."""
+    monkeypatch.setattr(writers, "MOST_WRITTEN", 1)
+    monkeypatch.setattr(write, "HEARTBEAT_S", 0.02)
+    body = {"model": "acme.one", "prompt": PROMPT, "options": {"num_predict": 4}}
+    async with server(writing_data) as world:
+        await written(world, wanted(["a"], 1))
+        places = world.services.engine._writers._places  # type: ignore[attr-defined]
+        for fails in (False, True):
+            await places.take("acme")
+            async with world.client.post("/api/generate", json=body) as response:
+                assert (response.status, response.content_type) == (200, "application/x-ndjson")
+                assert await response.content.readexactly(3) == b"   "
+                if fails:
+                    world.services.engine._writers.fail_all(RuntimeError("a bug"))  # type: ignore[attr-defined]
+                places.give_back("acme")
+                *_, last = [json.loads(line) async for line in response.content]
+            assert last.keys() == {"error"} if fails else last["done"]
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_stream_that_fails_ends_with_an_error_of_openais(writing_data: Path, path: str) -> None:
     given = {"prompt": PROMPT} if "chat" not in path else {"messages": [{"role": "user", "content": PROMPT}]}

@@ -351,3 +351,20 @@ async def test_what_texts_held_is_collected(writing_data: Path) -> None:
                 break
             await asyncio.sleep(0.01)
         assert [each() for each in left] == [None] * 3
+
+
+async def test_a_users_prompt_is_a_text_where_the_root_has_no_chat_template(writing_data: Path) -> None:
+    """As Ollama has it for a model whose template is the prompt alone."""
+    body = {"model": "acme.one", "prompt": f"{PROMPT} <|end|>", "stream": False}
+    body["options"] = {"temperature": 0, "num_predict": 9}
+    async with server(writing_data) as world:
+        ask = {"prompt": body["prompt"], "max_tokens": 9}
+        _, plain, _ = await world.call("POST", "/generate/acme.one", ask)
+        _, refused, _ = await world.call("POST", "/api/generate", body)
+        assert "prompt holds the name of a special token" in refused["error"]
+        writer_of(world).root.tokenizer.template = None
+        status, answer, _ = await world.call("POST", "/api/generate", body)
+        assert (status, answer["response"]) == (200, plain["text"])
+        chat = {"model": "acme.one", "messages": [{"role": "user", "content": PROMPT}]}
+        status, answer, _ = await world.call("POST", "/api/chat", chat)
+        assert (status, answer) == (400, {"error": "the root has no chat template: give a prompt instead"})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hmi.api.handlers.protocols import infer, write
 from hmi.api.http.call import Reply, RouteCall
+from hmi.api.protocols.base import EVENTS
 from hmi.api.protocols.huggingface import HUGGINGFACE
 from hmi.api.protocols.huggingface.writing import WRITING, TextGeneration
 
@@ -24,5 +25,5 @@ async def _ask(call: RouteCall) -> Reply | web.StreamResponse:
     return await (_write if writes else _INFER.handler)(call)
 
 
-ASK = replace(_INFER, handler=_ask, raw_answer="text/event-stream")
+ASK = replace(_INFER, handler=_ask, raw_answer=EVENTS)
 ROUTES = (ASK, *write.routes_of(HUGGINGFACE, WRITING))

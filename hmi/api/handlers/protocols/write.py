@@ -12,7 +12,7 @@ from hmi.api.handlers.protocols.infer import route_of
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.events import HEARTBEAT_S, Events, stream
 from hmi.api.http.route import Handler, Route
-from hmi.api.protocols.base import Dialect
+from hmi.api.protocols.base import EVENTS, Dialect
 from hmi.api.protocols.writing import Codec, Event, WritingCall, WritingEndpoint
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 def routes_of(dialect: Dialect, endpoints: Iterable[WritingEndpoint]) -> tuple[Route, ...]:
     """One route for each endpoint."""
     return tuple(
-        replace(route_of(dialect, endpoint, handler_of(endpoint.codec)), raw_answer="text/event-stream")
+        replace(
+            route_of(dialect, endpoint, handler_of(endpoint.codec, endpoint.media)), raw_answer=endpoint.media
+        )
         for endpoint in endpoints
     )
 
 
-def handler_of(codec_of: Callable[[WritingCall], Codec]) -> Handler:
-    """The handler of the calls that a codec decodes."""
+def handler_of(codec_of: Callable[[WritingCall], Codec], media: str = EVENTS) -> Handler:
+    """The handler of the calls that a codec decodes. media: that of a stream."""
 
     async def write(call: RouteCall) -> Reply | web.StreamResponse:
         codec = codec_of(WritingCall(call.body, call.where, call.id, call.arrived))
@@ -36,12 +38,14 @@ def handler_of(codec_of: Callable[[WritingCall], Codec]) -> Handler:
             if not codec.streams or call.request is None:
                 return Reply(codec.whole(await texts.whole()))
             async with aclosing(codec.events(texts)) as events:
-                return await _streamed(call.request, codec, events)
+                return await _streamed(call.request, codec, events, media)
 
     return write
 
 
-async def _streamed(request: web.Request, codec: Codec, events: AsyncIterator[Event]) -> web.StreamResponse:
+async def _streamed(
+    request: web.Request, codec: Codec, events: AsyncIterator[Event], media: str
+) -> web.StreamResponse:
     """Answer with events. What fails before the first one is an answer of its own status, if that is soon
     enough: a stream that sends nothing for long may be taken to be dead, so then it begins with a comment."""
     from hmi.api.http.dispatch import shape  # which loads the web server
@@ -60,7 +64,7 @@ async def _streamed(request: web.Request, codec: Codec, events: AsyncIterator[Ev
         if (await asyncio.wait({waiting}, timeout=HEARTBEAT_S))[0]:
             waiting.result()  # which raises
         return await stream(
-            request, send, lambda error: shape(request, error)[0], error_event=codec.error_event
+            request, send, lambda error: shape(request, error)[0], error_event=codec.error_event, media=media
         )
     finally:
         waiting.cancel()

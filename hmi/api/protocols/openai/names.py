@@ -8,14 +8,17 @@ from hmi.core import ModelId
 from hmi.errors import InvalidInput, NotFound
 
 
-def model_named(name: str) -> ModelId:
-    """The model of this name. Raises NotFound for a name that no model here can have, such as `gpt-4o`."""
+def model_named(name: str, lists: str = "GET /v1/models") -> ModelId:
+    """The model of this name. Raises NotFound for a name that no model here can have, such as `gpt-4o`.
+
+    lists: the protocol's call that lists models.
+    """
     try:
         return ModelId.parse(name)
     except InvalidInput as error:
         raise NotFound(
             f"there is no model {name[:130]!r}: name one of this server's models, tenant.model "
-            "(GET /v1/models lists them)",
+            f"({lists} lists them)",
             field="model",
         ) from error
 

@@ -1,0 +1,1 @@
+"""Ollama's calls that let models write. See docs/protocols.md."""

@@ -1,0 +1,167 @@
+"""The bodies and the answers of Ollama's calls."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from hmi.api.protocols.openai.models import Id
+from hmi.api.protocols.openai.requests import refused
+from hmi.api.schemas.generate import MinP, Penalty, RepetitionPenalty, Stops, Temperature, TopK, TopP
+from hmi.api.schemas.shared import Answer, Request
+
+_LOADING = Field(default=None, description="Ignored: it is about how a server loads a model.")
+_ONLY_TEXT = refused("models here read text only: leave it out")
+
+
+def _drawn(seed: Any) -> Any:
+    return None if seed == -1 else seed
+
+
+class Options(Request):
+    """How tokens are chosen. Defaults are Ollama's, but that repeat_penalty is off."""
+
+    temperature: Temperature = 0.8
+    top_k: TopK = 40
+    top_p: TopP = 0.9
+    min_p: MinP = 0.0
+    repeat_penalty: RepetitionPenalty = Field(default=1.0, description="Of all tokens of prompt and text.")
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[int | None, BeforeValidator(_drawn)] = Field(
+        default=None, ge=-(2**63), lt=2**63, description="Null, -1: drawn for this call."
+    )
+    stop: Stops | None = None
+    num_predict: int | None = Field(
+        default=None,
+        ge=-2,
+        le=1_000_000,
+        description="The most tokens. Null, or below 1: as POST /generate without max_tokens.",
+    )
+    num_ctx: Any = _LOADING
+    num_keep: Any = _LOADING
+    num_batch: Any = _LOADING
+    num_gpu: Any = _LOADING
+    num_thread: Any = _LOADING
+
+
+def _format_kind(value: Any) -> str | None:
+    return "<name>" if isinstance(value, str) else "<schema>" if isinstance(value, dict) else None
+
+
+class ShowBody(Request):
+    model: Id = Field(description="tenant.model; :latest may follow.")
+
+
+class Wanted(ShowBody):
+    """The fields of both calls that let a model write."""
+
+    options: Options | None = None
+    keep_alive: Any = Field(default=None, description="Ignored: models leave memory by themselves.")
+    stream: bool | None = Field(default=None, description="False: one answer; else a line for each piece.")
+    format: (
+        Annotated[
+            Annotated[Literal["", "json"], Tag("<name>")] | Annotated[dict[str, Any], Tag("<schema>")],
+            Discriminator(_format_kind, "format_form", 'must be "json" or a JSON schema'),
+        ]
+        | None
+    ) = Field(default=None, description="The text is a JSON object, or JSON that is valid by a schema.")
+    think: Annotated[Any, refused("models here do not reason apart: leave it out")] = None
+
+
+class GenerateBody(Wanted):
+    """A prompt: a user's message where the root has a chat template, else a text that is continued."""
+
+    prompt: str = Field(description="Nothing has to be loaded, so a call without a prompt is refused.")
+    raw: bool | None = Field(default=None, description="True: the prompt is continued as it stands.")
+    system: Annotated[Any, refused("send it as a message of POST /api/chat")] = None
+    template: Annotated[Any, refused("send the whole prompt with raw true")] = None
+    context: Annotated[Any, refused("send the whole prompt: what begins alike is not read again")] = None
+    suffix: Annotated[Any, refused("models here write what follows a prompt only")] = None
+    images: Annotated[Any, _ONLY_TEXT] = None
+
+
+class Message(Request):
+    role: Literal["system", "user", "assistant"]
+    content: str = ""
+    images: Annotated[Any, _ONLY_TEXT] = None
+    tool_calls: Annotated[Any, refused("models here call no tools")] = None
+
+
+class ChatBody(Wanted):
+    """A chat, whose next message the model writes."""
+
+    messages: list[Message] = Field(min_length=1, max_length=1000)
+    tools: Annotated[Any, refused("models here call no tools: leave it out")] = None
+
+
+class Ended(Answer):
+    """A whole text: what both calls answer. Durations are nanoseconds."""
+
+    model: str
+    created_at: str
+    done: Literal[True] = True
+    done_reason: Literal["stop", "length"]
+    total_duration: int
+    load_duration: int = Field(description="The time until the text's first step.")
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int = Field(description="The tokens that were written, with the one that ended the text.")
+    eval_duration: int
+
+
+class Generated(Ended):
+    """A text that continues a prompt."""
+
+    response: str
+
+
+class Said(Answer):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class Chatted(Ended):
+    """A message that answers a chat."""
+
+    message: Said
+
+
+class Details(Answer):
+    parent_model: str = Field(description="The root.")
+    family: str = Field(description="The domain.")
+
+
+class Listed(Answer):
+    """A model that writes."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int = Field(description="The bytes of its own part.")
+    digest: str
+    details: Details
+
+
+class Tags(Answer):
+    models: list[Listed]
+
+
+class Shown(Answer):
+    model_config = ConfigDict(protected_namespaces=())
+
+    modified_at: str
+    details: Details
+    model_info: dict[str, str | int]
+    capabilities: list[Literal["completion"]]
+
+
+class Version(Answer):
+    version: str
+
+
+class OllamaError(Answer):
+    """An error in Ollama's form."""
+
+    error: str = Field(description="What is wrong, and what to do about it.")
