@@ -10,7 +10,14 @@ from hmi.api.handlers.protocols import write
 from hmi.api.http.call import Reply, RouteCall
 from hmi.api.http.route import Route
 from hmi.api.protocols.ollama.dialect import OLLAMA, model_of
-from hmi.api.protocols.ollama.schemas import Details, Listed, ShowBody, Shown, Tags, Version
+from hmi.api.protocols.ollama.schemas import (
+    OllamaDetails,
+    OllamaListed,
+    OllamaModels,
+    OllamaShowBody,
+    OllamaShown,
+    OllamaVersion,
+)
 from hmi.api.protocols.ollama.writing import WRITING
 from hmi.core import ModelRecord
 
@@ -18,9 +25,9 @@ from hmi.core import ModelRecord
 async def tags(call: RouteCall) -> Reply:
     """List the models that write and that the key reaches, by name. Ollama has no pages."""
 
-    def found() -> Tags:
+    def found() -> OllamaModels:
         models = call.services.manager.models(call.caller.tenant)
-        return Tags(models=[_listed(record) for record in models if record.live.task == "generation"])
+        return OllamaModels(models=[_listed(record) for record in models if record.live.task == "generation"])
 
     return Reply(await asyncio.to_thread(found), large=True)
 
@@ -29,20 +36,20 @@ async def show(call: RouteCall) -> Reply:
     assert call.where.models is not None
     live = call.where.models.live(model_of(call.body.model, call.where))
     info: dict[str, str | int] = {"general.architecture": "hmi", "hmi.version": live.version}
-    details = Details(parent_model=live.root, family=live.domain)
+    details = OllamaDetails(parent_model=live.root, family=live.domain)
     return Reply(
-        Shown(modified_at=live.created, details=details, model_info=info, capabilities=["completion"])
+        OllamaShown(modified_at=live.created, details=details, model_info=info, capabilities=["completion"])
     )
 
 
 async def version(call: RouteCall) -> Reply:
-    return Reply(Version(version=hmi.__version__))
+    return Reply(OllamaVersion(version=hmi.__version__))
 
 
-def _listed(record: ModelRecord) -> Listed:
+def _listed(record: ModelRecord) -> OllamaListed:
     name, live = f"{record.tenant}.{record.name}", record.live
-    details = Details(parent_model=live.root, family=live.domain)
-    return Listed(
+    details = OllamaDetails(parent_model=live.root, family=live.domain)
+    return OllamaListed(
         name=name,
         model=name,
         modified_at=live.created,
@@ -55,16 +62,18 @@ def _listed(record: ModelRecord) -> Listed:
 _Route = partial(Route, dialect=OLLAMA)
 ROUTES = (
     *write.routes_of(OLLAMA, WRITING),
-    _Route("GET", "/api/tags", tags, "List the models that write (Ollama).", Tags, "infer"),
+    _Route("GET", "/api/tags", tags, "List the models that write (Ollama).", OllamaModels, "infer"),
     _Route(
         "POST",
         "/api/show",
         show,
         "A model that writes (Ollama).",
-        Shown,
+        OllamaShown,
         "infer",
-        body=ShowBody,
+        body=OllamaShowBody,
         kinds=("not_found",),
     ),
-    _Route("GET", "/api/version", version, "The server's version (Ollama).", Version, while_draining=True),
+    _Route(
+        "GET", "/api/version", version, "The server's version (Ollama).", OllamaVersion, while_draining=True
+    ),
 )

@@ -19,7 +19,7 @@ def _drawn(seed: Any) -> Any:
     return None if seed == -1 else seed
 
 
-class Options(Request):
+class OllamaOptions(Request):
     """How tokens are chosen. Defaults are Ollama's, but that repeat_penalty is off."""
 
     temperature: Temperature = 0.8
@@ -50,14 +50,14 @@ def _format_kind(value: Any) -> str | None:
     return "<name>" if isinstance(value, str) else "<schema>" if isinstance(value, dict) else None
 
 
-class ShowBody(Request):
+class OllamaShowBody(Request):
     model: Id = Field(description="tenant.model; :latest may follow.")
 
 
-class Wanted(ShowBody):
+class Wanted(OllamaShowBody):
     """The fields of both calls that let a model write."""
 
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: Any = Field(default=None, description="Ignored: models leave memory by themselves.")
     stream: bool | None = Field(default=None, description="False: one answer; else a line for each piece.")
     format: (
@@ -70,7 +70,7 @@ class Wanted(ShowBody):
     think: Annotated[Any, refused("models here do not reason apart: leave it out")] = None
 
 
-class GenerateBody(Wanted):
+class OllamaGenerateBody(Wanted):
     """A prompt: a user's message where the root has a chat template, else a text that is continued."""
 
     prompt: str = Field(description="Nothing has to be loaded, so a call without a prompt is refused.")
@@ -82,17 +82,17 @@ class GenerateBody(Wanted):
     images: Annotated[Any, _ONLY_TEXT] = None
 
 
-class Message(Request):
+class OllamaMessage(Request):
     role: Literal["system", "user", "assistant"]
     content: str = ""
     images: Annotated[Any, _ONLY_TEXT] = None
     tool_calls: Annotated[Any, refused("models here call no tools")] = None
 
 
-class ChatBody(Wanted):
+class OllamaChatBody(Wanted):
     """A chat, whose next message the model writes."""
 
-    messages: list[Message] = Field(min_length=1, max_length=1000)
+    messages: list[OllamaMessage] = Field(min_length=1, max_length=1000)
     tools: Annotated[Any, refused("models here call no tools: leave it out")] = None
 
 
@@ -111,53 +111,53 @@ class Ended(Answer):
     eval_duration: int
 
 
-class Generated(Ended):
+class OllamaGenerated(Ended):
     """A text that continues a prompt."""
 
     response: str
 
 
-class Said(Answer):
+class OllamaSaid(Answer):
     role: Literal["assistant"] = "assistant"
     content: str
 
 
-class Chatted(Ended):
+class OllamaChatted(Ended):
     """A message that answers a chat."""
 
-    message: Said
+    message: OllamaSaid
 
 
-class Details(Answer):
+class OllamaDetails(Answer):
     parent_model: str = Field(description="The root.")
     family: str = Field(description="The domain.")
 
 
-class Listed(Answer):
-    """A model that writes."""
+class OllamaListed(Answer):
+    """A model that writes, in a list."""
 
     name: str
     model: str
     modified_at: str
     size: int = Field(description="The bytes of its own part.")
     digest: str
-    details: Details
+    details: OllamaDetails
 
 
-class Tags(Answer):
-    models: list[Listed]
+class OllamaModels(Answer):
+    models: list[OllamaListed]
 
 
-class Shown(Answer):
+class OllamaShown(Answer):
     model_config = ConfigDict(protected_namespaces=())
 
     modified_at: str
-    details: Details
+    details: OllamaDetails
     model_info: dict[str, str | int]
     capabilities: list[Literal["completion"]]
 
 
-class Version(Answer):
+class OllamaVersion(Answer):
     version: str
 
 

@@ -10,7 +10,14 @@ from pydantic_core import to_json
 
 from hmi.api.protocols.base import LINES
 from hmi.api.protocols.ollama.dialect import model_of
-from hmi.api.protocols.ollama.schemas import ChatBody, Chatted, GenerateBody, Generated, Options, Wanted
+from hmi.api.protocols.ollama.schemas import (
+    OllamaChatBody,
+    OllamaChatted,
+    OllamaGenerateBody,
+    OllamaGenerated,
+    OllamaOptions,
+    Wanted,
+)
 from hmi.api.protocols.texts import Texts
 from hmi.api.protocols.writing import Event, WritingCall, WritingEndpoint, sampling_of, stops_of
 from hmi.core import now
@@ -24,11 +31,11 @@ class Writing:
     """What both calls share. It implements `Codec`."""
 
     error_event: ClassVar[str | None] = None
-    answer: ClassVar[type[Generated] | type[Chatted]]
+    answer: ClassVar[type[OllamaGenerated] | type[OllamaChatted]]
 
     def __init__(self, call: WritingCall) -> None:
         body: Wanted = call.body
-        self._call, self.streams, given = call, body.stream is not False, body.options or Options()
+        self._call, self.streams, given = call, body.stream is not False, body.options or OllamaOptions()
         model = model_of(body.model, call.where)
         sampling = sampling_of(given, repetition_penalty=given.repeat_penalty)
         self.wants = [
@@ -82,10 +89,10 @@ class Writing:
 class Generate(Writing):
     """POST /api/generate."""
 
-    answer = Generated
+    answer = OllamaGenerated
 
     def prompt(self) -> str | UserTurn:
-        body: GenerateBody = self._call.body
+        body: OllamaGenerateBody = self._call.body
         return body.prompt if body.raw else UserTurn(body.prompt)
 
     def said(self, text: str) -> dict[str, Any]:
@@ -95,10 +102,10 @@ class Generate(Writing):
 class Chat(Writing):
     """POST /api/chat."""
 
-    answer = Chatted
+    answer = OllamaChatted
 
     def prompt(self) -> list[dict[str, str]]:
-        body: ChatBody = self._call.body
+        body: OllamaChatBody = self._call.body
         return [{"role": message.role, "content": message.content} for message in body.messages]
 
     def said(self, text: str) -> dict[str, Any]:
@@ -116,16 +123,16 @@ WRITING = (
     WritingEndpoint(
         "/api/generate",
         "Write a text, as lines of JSON or in one answer (Ollama).",
-        GenerateBody,
-        Generated,
+        OllamaGenerateBody,
+        OllamaGenerated,
         Generate,
         media=LINES,
     ),
     WritingEndpoint(
         "/api/chat",
         "Answer a chat, as lines of JSON or in one answer (Ollama).",
-        ChatBody,
-        Chatted,
+        OllamaChatBody,
+        OllamaChatted,
         Chat,
         media=LINES,
     ),
