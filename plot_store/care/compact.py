@@ -23,8 +23,8 @@ from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reading.entries import CoveringIndex, OwnEntries, open_entries
 from plot_store.writing import builds
-from plot_store.writing.append import COMPACTED
 from plot_store.writing.builds import Opened
+from plot_store.writing.publication import COMPACTED
 from plot_store.writing.writer import Writer
 
 MAX_SEGMENTS: Final = 8

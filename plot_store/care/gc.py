@@ -1,10 +1,18 @@
-"""Garbage collection by reachability. It reads only small records, and the manifests of dead versions.
+"""Garbage collection by reachability, in short write transactions. It reads only small records.
 
 It keeps each ref's current version and its newest or youngest ones; versions that are tagged, pinned, leased,
 held by readers of this process, extended by builds in progress, or named by the caller; and all their
-ancestors. It deletes the records first, in one synced transaction, and then the files. So a crash between the
-two leaves orphaned files, never a record without its file. Readers of other processes keep their files
-mapped, so unlinking does not affect them. To keep a version for another process, pin or lease it.
+ancestors.
+
+What is unreachable is found in a snapshot, without the write lock. Write transactions of a few milliseconds
+then remove it. Each first looks at what was recorded since the snapshot (`catalogue.changes`): whatever a new
+or changed ref, tag, pin, lease or build keeps, new versions, and all their ancestors stay. Versions go before
+their ancestors, each together with its place in its ref's list. So wherever a collection ends, no version
+lacks an ancestor, and no list names a version that is gone.
+
+Files go last, if no record names them. So a crash in between leaves orphaned files, never a record without
+its file. Readers of other processes keep their files mapped, so unlinking does not affect them. To keep a
+version for another process, pin or lease it.
 """
 
 from __future__ import annotations
@@ -13,20 +21,25 @@ import contextlib
 import os
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
-from plot_store.catalogue import creation, tags, version_tree
+from plot_store.catalogue import changes, creation, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
-from plot_store.catalogue.records import RefRecord
-from plot_store.catalogue.version_tree import BUILD, REF, VERSION
+from plot_store.catalogue.changes import Changes, Seen
+from plot_store.catalogue.records import Node, RefRecord
+from plot_store.catalogue.version_tree import BUILD, MAX_DEPTH, REF, TAG, VERSION
+from plot_store.database.database import give_way
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.files import TEMPORARY
-from plot_store.ground.nouns import GcReport, SegmentInfo
+from plot_store.ground.nouns import GcReport
 from plot_store.writing import builds, promote
 
-DAY_S = 86400.0
+DAY_S: Final = 86400.0
+ROOTS: Final = (REF, TAG, pins.PIN, pins.LEASE, BUILD)  # the records that keep versions
 Reasons = dict[str, list[str]]  # version id -> why it stays
 
 
@@ -42,15 +55,45 @@ class GcPolicy:
 
 
 @dataclass(frozen=True)
-class _Dead:
-    """The result of a reachability analysis: what to remove, and why the rest stays."""
+class _Obsolete:
+    """A record to remove, of an abandoned build say, if its bytes are still those that were judged."""
 
-    versions: tuple[str, ...]  # ids of unreachable versions
-    builds: tuple[str, ...]  # ids of abandoned builds
-    keys: tuple[str, ...]  # keys of obsolete records: expired leases, old tombstones
-    segments: dict[str, SegmentInfo]  # unreachable segments by name
-    refs: dict[str, RefRecord]  # the new records of refs that lose versions
+    key: str
+    raw: bytes
+    dead: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """A version that leaves its ref's list. Its records go too, unless one that stays descends from it."""
+
+    version: str
+    ref: str | None  # the ref whose list has it
+    dead: bool
+
+
+_Step = _Obsolete | _Leaving
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a snapshot showed."""
+
+    steps: tuple[_Step, ...]  # what to remove from the catalogue, in order
+    segments: frozenset[str]  # names of the files of dead versions and builds
+    named: frozenset[str]  # names of the files of all others
     kept: dict[str, tuple[str, ...]]  # the reasons for each version that stays
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far the removal of records has come."""
+
+    steps: tuple[_Step, ...]  # those to come
+    seen: Seen
+    revived: frozenset[str] = frozenset()  # ids of the versions kept by what was recorded meanwhile
+    gone: tuple[str, ...] = ()  # ids of removed versions, keys of other removed records
 
 
 @dataclass
@@ -58,68 +101,117 @@ class _Builds:
     """The builds: which are abandoned, and which segments are held or no longer held."""
 
     dead: list[str] = field(default_factory=list)  # ids of abandoned builds
-    segments: dict[str, SegmentInfo] = field(default_factory=dict)  # segments of abandoned builds, by name
+    segments: set[str] = field(default_factory=set)  # names of the segments of abandoned builds
     held: set[str] = field(default_factory=set)  # names of the segments of the other builds
 
 
 def collect(environment: Environment, policy: GcPolicy, *, dry_run: bool) -> GcReport:
     """Run one collection. Raises StoreIO, Damaged."""
     now = time.time()
-
-    def find(txn: CatalogueTxn) -> _Dead:
-        return _unreachable(txn, environment.held(), policy, now)
-
-    def drop(txn: CatalogueTxn) -> _Dead:
-        dead = find(txn)
-        drop_records(txn, dead, now)
-        return dead
-
-    dead = environment.catalogue.read(find) if dry_run else environment.write_freeing(drop)
+    plan = environment.catalogue.read(lambda txn: _plan(txn, environment.held(), policy, now))
     oldest = now - policy.orphan_age_s
-    sizes = {
-        **_orphans(environment, dead, oldest),
-        **{name: info.bytes for name, info in dead.segments.items()},
-    }
-    unfinished = creation.unfinished(environment.path, oldest)
-    gone = sorted({**sizes, **unfinished})
-    if not dry_run:
-        gone = unlink_files(environment, sorted(sizes))
-        gone += [name for name in sorted(unfinished) if creation.remove(environment.path / name)]
+    sizes, unfinished = _files(environment, plan, oldest), creation.unfinished(environment.path, oldest)
+    kept = dict(plan.kept)
+    if dry_run:
+        removed = [
+            step.key if isinstance(step, _Obsolete) else step.version for step in plan.steps if step.dead
+        ]
+        gone = [*sizes, *unfinished]
+    else:
+        end = drop_records(environment, plan, policy, now)
+        removed = list(end.gone)
+        kept.update(dict.fromkeys(end.revived - kept.keys(), ("named since the collection began",)))
+        gone = promote.sweep(environment, sorted(sizes))
+        gone += [name for name in unfinished if creation.remove(environment.path / name)]
         environment.keep_reserve()
     sizes.update(unfinished)
     return GcReport(
         dry_run,
-        dead.versions,
-        tuple(name for name in gone if name in dead.segments),
-        tuple(name for name in gone if name not in dead.segments),
-        dead.builds,
+        tuple(sorted(filter(names.is_id, removed))),
+        tuple(name for name in sorted(gone) if name in plan.segments),
+        tuple(name for name in sorted(gone) if name not in plan.segments),
+        tuple(sorted(key.removeprefix(BUILD) for key in removed if key.startswith(BUILD))),
         sum(sizes[name] for name in gone),
-        dead.kept,
+        kept,
     )
 
 
-def drop_records(txn: CatalogueTxn, dead: _Dead, now: float) -> None:
-    """First step: remove from the catalogue every record of what is to be removed."""
-    for ref, record in dead.refs.items():
-        version_tree.put_ref(txn, ref, record)
-    for version_id in dead.versions:
-        version_tree.drop_version(txn, version_id, now)
-    for build in dead.builds:
-        txn.delete(BUILD + build)
-    for key in dead.keys:
-        txn.delete(key)
+def drop_records(environment: Environment, plan: _Plan, policy: GcPolicy, now: float) -> _Progress:
+    """Remove the records of what is to be removed, except for what has come to be needed."""
+    done = _Progress(plan.steps, plan.seen)
+
+    def some(txn: CatalogueTxn) -> _Progress:
+        return _drop_some(txn, done, environment.held() - plan.kept.keys(), policy, now)
+
+    while done.steps:
+        done = environment.write_freeing(some)
+        if done.steps:
+            give_way()
+    return done
 
 
-def unlink_files(environment: Environment, gone: list[str]) -> list[str]:
-    """Second step: unlink the files, except those that a record names by now. Returns the names unlinked."""
-    return promote.sweep(environment, gone) if gone else []
+def _drop_some(
+    txn: CatalogueTxn, before: _Progress, in_use: set[str], policy: GcPolicy, now: float
+) -> _Progress:
+    """Do one transaction's share of the steps. It may run again, so it changes nothing but the catalogue."""
+    changed = changes.since(txn, before.seen)
+    revived = before.revived | _revived(txn, changed, in_use, policy)
+    done, gone, leaving = 0, list(before.gone), defaultdict[str, set[str]](set)
+    for step in changes.briefly(before.steps):
+        done += 1
+        if isinstance(step, _Obsolete):
+            if txn.raw(step.key) == step.raw:
+                txn.delete(step.key)
+                gone.append(step.key)
+        elif step.version not in revived:
+            if step.ref is not None:
+                leaving[step.ref].add(step.version)
+            if step.dead and txn.has(VERSION + step.version):
+                version_tree.drop_version(txn, step.version, now)
+                gone.append(step.version)
+    seen = changes.with_own(txn, changed.seen, _shorten(txn, leaving))
+    return _Progress(before.steps[done:], seen, revived, tuple(gone))
 
 
-def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> _Dead:
+def _shorten(txn: CatalogueTxn, leaving: Mapping[str, set[str]]) -> list[str]:
+    """Take versions off the lists of their refs. Returns the keys of the records written."""
+    written = []
+    for ref, ids in leaving.items():
+        record = version_tree.get_ref(txn, ref)
+        if record is not None:  # otherwise the ref was deleted meanwhile
+            kept = tuple(version_id for version_id in record.versions if version_id not in ids)
+            version_tree.put_ref(txn, ref, RefRecord(record.current, kept))
+            written.append(REF + ref)
+    return written
+
+
+def _revived(txn: CatalogueTxn, changed: Changes, in_use: set[str], policy: GcPolicy) -> frozenset[str]:
+    """Return the versions that new and changed records keep, ancestors included.
+
+    A version of a changed ref that is neither new nor current nor among the newest keeps its verdict.
+    """
+    ids = {*changed.versions, *in_use}
+    for key in changed.keys:
+        if key.startswith(REF):
+            record = version_tree.need_ref(txn, key.removeprefix(REF))
+            ids |= {record.current, *record.versions[: policy.keep_versions]}
+        elif key.startswith(BUILD):
+            build = version_tree.get_build(txn, key.removeprefix(BUILD))
+            assert build is not None
+            ids |= {version_id for version_id in (build.parent, build.base) if version_id is not None}
+        elif key.startswith(TAG):
+            ids.add(version_tree.resolve_id(txn, key.removeprefix(TAG)))
+        else:
+            ids.add(pins.held_version(txn, key))
+    return frozenset(version_tree.closure(txn, ids))
+
+
+def _plan(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> _Plan:
     """Find what is unreachable. in_use: ids of versions that readers of this process hold."""
+    seen = changes.look(txn, ROOTS)
     reasons: Reasons = defaultdict(list)
     _held_by_name(txn, reasons, now)
-    shorter = _retained(txn, reasons, policy, now)
+    leaving = _retained(txn, reasons, policy, now)
     for version_id in in_use:
         reasons[version_id].append("a reader of this process")
     for version_id in policy.keep:
@@ -129,16 +221,39 @@ def _unreachable(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: flo
     for version_id, node in live.items():
         if node.parent in live:
             reasons[node.parent].append(f"the parent of {version_id}")
-    dead_versions = tuple(v for v in txn.keys(VERSION) if v not in live)
-    segments = dict(found.segments)
-    for version_id in dead_versions:
-        segments.update({s.name: s for s in version_tree.get_version(txn, version_id).segments})
-    if segments:
-        held = found.held.union(*(version_tree.segment_names(txn, v) for v in live))
-        segments = {name: info for name, info in segments.items() if name not in held}
+    versions = txn.keys(VERSION)
+    dead = [version_id for version_id in versions if version_id not in live]
+    of_live, of_dead = set(found.held), set(found.segments)
+    for version_id in versions:
+        (of_live if version_id in live else of_dead).update(version_tree.segment_names(txn, version_id))
+    obsolete = (
+        *(BUILD + build for build in found.dead),
+        *pins.expired(txn, now),
+        *version_tree.old_tombstones(txn, now - policy.orphan_age_s),
+    )
+    steps: list[_Step] = [_Obsolete(key, raw) for key in obsolete if (raw := txn.raw(key)) is not None]
+    steps += _in_order(txn, leaving, dead, live)
     kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
-    keys = (*pins.expired(txn, now), *version_tree.old_tombstones(txn, now - policy.orphan_age_s))
-    return _Dead(dead_versions, tuple(found.dead), keys, segments, shorter, kept)
+    return _Plan(tuple(steps), frozenset(of_dead - of_live), frozenset(of_live), kept, seen)
+
+
+def _in_order(
+    txn: CatalogueTxn, leaving: dict[str, str], dead: Sequence[str], live: Mapping[str, Node]
+) -> list[_Leaving]:
+    """Return the versions that go, descendants first. Those of one depth go in the order of `leaving`."""
+    parents = {version_id: node.parent for version_id, node in live.items()}
+    parents |= {version_id: version_tree.get_node(txn, version_id).parent for version_id in dead}
+
+    def depth(version_id: str) -> int:
+        found, parent = 0, parents.get(version_id)
+        while parent is not None and found < MAX_DEPTH:
+            found, parent = found + 1, parents.get(parent)
+        return found
+
+    return [
+        _Leaving(version_id, leaving.get(version_id), version_id not in live)
+        for version_id in sorted(dict.fromkeys([*leaving, *dead]), key=depth, reverse=True)
+    ]
 
 
 def _held_by_name(txn: CatalogueTxn, reasons: Reasons, now: float) -> None:
@@ -151,16 +266,14 @@ def _held_by_name(txn: CatalogueTxn, reasons: Reasons, now: float) -> None:
         reasons[lease.version].append(f"leased by {lease.owner}")
 
 
-def _retained(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -> dict[str, RefRecord]:
-    """Add each ref's retained versions to `reasons`. Returns the new records of refs that lose versions.
-
-    Versions that are already in `reasons` stay in their ref's list.
+def _retained(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -> dict[str, str]:
+    """Add each ref's retained versions to `reasons`. Returns {id: ref} of those that leave their ref's list,
+    oldest first. Versions that are already in `reasons` stay in it.
     """
-    shorter: dict[str, RefRecord] = {}
+    leaving: dict[str, str] = {}
     for ref in txn.keys(REF):
         record = version_tree.get_ref(txn, ref)
         assert record is not None
-        kept: list[str] = []
         for place, version_id in enumerate(record.versions):
             why = []
             if version_id == record.current:
@@ -174,11 +287,8 @@ def _retained(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float)
                 why.append(f"younger than {policy.keep_days:g} days")
             if why:
                 reasons[version_id] += why
-            if version_id in reasons:
-                kept.append(version_id)
-        if len(kept) < len(record.versions):
-            shorter[ref] = RefRecord(record.current, tuple(kept))
-    return shorter
+        leaving.update({v: ref for v in reversed(record.versions) if v not in reasons})
+    return leaving
 
 
 def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -> _Builds:
@@ -195,7 +305,7 @@ def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -
         )
         if record.touched < now - age_s:
             found.dead.append(build)
-            found.segments.update({s.name: s for s in (*record.segments, *(record.sealed or ()))})
+            found.segments |= record.names
             continue
         found.held |= record.names
         for version_id in (record.parent, record.base):
@@ -204,20 +314,19 @@ def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -
     return found
 
 
-def _orphans(environment: Environment, dead: _Dead, oldest: float) -> dict[str, int]:
-    """Find old segment and temporary files that no record names. Returns sizes by name.
+def _files(environment: Environment, plan: _Plan, oldest: float) -> dict[str, int]:
+    """Find the files of dead versions and builds, and old ones that no record names. Returns sizes by name.
 
     Files whose names the store does not use are never touched.
     """
-    named = environment.catalogue.read(version_tree.named_segments)
     found: dict[str, int] = {}
     with os.scandir(environment.folder) as entries:
         for entry in entries:
             ours = names.is_segment(entry.name) or entry.name.endswith(TEMPORARY)
-            if not ours or entry.name in named or entry.name in dead.segments:
+            if not ours or entry.name in plan.named:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another process may rename or remove it meanwhile
                 status = entry.stat()
-                if status.st_mtime < oldest:
+                if entry.name in plan.segments or status.st_mtime < oldest:
                     found[entry.name] = status.st_size
     return found

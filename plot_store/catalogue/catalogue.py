@@ -37,6 +37,11 @@ class CatalogueTxn:
         value = self._raw.get(key.encode())
         return None if value is None else _open_value(key.encode(), value)
 
+    def raw(self, key: str) -> bytes | None:
+        """Return the record's stored bytes, or None if it is absent. Parses nothing."""
+        value = self._raw.get(key.encode())
+        return None if value is None else bytes(value)
+
     def has(self, key: str) -> bool:
         """Return whether the record exists. Does not read or check it."""
         with self._raw.cursor() as cursor:
@@ -53,12 +58,31 @@ class CatalogueTxn:
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys with this prefix, sorted, without the prefix."""
-        found: list[str] = []
+        skipped = len(prefix.encode())
+        return [key[skipped:].decode() for key in self.raw_keys(prefix)]
+
+    def raw_keys(self, prefix: str) -> list[bytes]:
+        """Return all keys with this prefix, sorted, as stored."""
+        found: list[bytes] = []
+        start = prefix.encode()
         with self._raw.cursor() as cursor:
-            more = cursor.set_range(prefix.encode())
-            while more and cursor.key().startswith(prefix.encode()):
-                found.append(cursor.key().decode()[len(prefix) :])
-                more = cursor.next()
+            if cursor.set_range(start):
+                for key in cursor.iternext(keys=True, values=False):
+                    if not key.startswith(start):
+                        break
+                    found.append(key)
+        return found
+
+    def raw_items(self, prefix: str) -> list[tuple[bytes, bytes]]:
+        """Return key and value of all records with this prefix, sorted, as stored. Parses nothing."""
+        found: list[tuple[bytes, bytes]] = []
+        start = prefix.encode()
+        with self._raw.cursor() as cursor:
+            if cursor.set_range(start):
+                for item in cursor.iternext(keys=True, values=True):
+                    if not item[0].startswith(start):
+                        break
+                    found.append(item)
         return found
 
     def damaged_keys(self) -> list[str]:

@@ -200,6 +200,15 @@ def parse_segment(raw: Any) -> SegmentInfo:
     return info
 
 
+def previous_of(raw: Any) -> str | None:
+    """Return a manifest's `previous` without looking at the rest of it. Raises Damaged."""
+    try:
+        found = raw["previous"]
+    except (TypeError, KeyError) as error:
+        raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
+    return None if found is None else str(found)
+
+
 def parse_ref(raw: Any) -> RefRecord:
     """Parse a ref's record. Raises Damaged."""
     try:

@@ -66,6 +66,12 @@ def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
     raise NotFound(f"there is no version {version_id}: look at the history of its ref")
 
 
+def previous(txn: CatalogueTxn, version_id: str) -> str | None:
+    """Return the id of the version that this one replaced; None also if it is not there any more."""
+    raw = txn.get(VERSION + version_id)
+    return None if raw is None else records.previous_of(raw)
+
+
 def put_version(txn: CatalogueTxn, version: VersionInfo) -> None:
     """Write a version's manifest, its place in the tree and the names of its segments."""
     txn.put(VERSION + version.id, records.version_fields(version))

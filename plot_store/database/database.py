@@ -102,6 +102,11 @@ def _opened(path: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
+def give_way() -> None:
+    """Wait between two of many write transactions, so that whoever polls for the lock gets it first."""
+    time.sleep(2 * _MAX_POLL_S)
+
+
 def _try_lock(fd: int) -> bool:
     """Try to take the lock without waiting. Returns whether it succeeded."""
     try:

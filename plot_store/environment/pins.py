@@ -151,6 +151,11 @@ def leases(txn: CatalogueTxn, now: float) -> list[LeaseInfo]:
     ]
 
 
+def held_version(txn: CatalogueTxn, key: str) -> str:
+    """Return the id of the version that a pin or lease keeps, expired or not. Raises Damaged."""
+    return parse_hold(txn.get(key)).version
+
+
 def expired(txn: CatalogueTxn, now: float) -> list[str]:
     """Return the keys of all leases that have expired."""
     return [key for key, r in _records(txn, LEASE).items() if r.expires is None or r.expires <= now]

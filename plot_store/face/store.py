@@ -235,12 +235,15 @@ class Store(_Branches):
     def append(
         self, ref: str, entries: Entries, *, build: str | None = None, meta: dict[str, Any] | None = None
     ) -> VersionInfo:
-        """Publish a version that adds entries to the current one.
+        """Publish a version that adds entries to the current one, and return it.
 
         entries: {order: (n-grams, rows)}, as in `Writer.add`. The cost depends on the entries added, not on
         the size of the ref. Each append leaves small segments, which `compact` merges. build: the build's id;
-        a new one by default. Raises NotFound, Invalid, Conflict (another publication came first: append
-        again), StoreFull, StoreIO; nothing is left then.
+        a new one by default. If other publications come first, the entries are added to what these leave; the
+        result's `previous` is the version on which they landed, and they replace equal n-grams of it.
+
+        Raises NotFound, Invalid, Conflict (meanwhile the ref was rolled back, or got another schema or
+        parent), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 

@@ -1,4 +1,8 @@
-"""Appends: a few entries on top of a ref's current version, as one small segment for each order."""
+"""Appends: a few entries on top of a ref's current version, as one small segment for each order.
+
+If other publications come meanwhile, the entries are added to what these left, and segments already written
+are used. Only what an append depends on stops it: a rollback, another schema, another parent.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from plot_store.ground import names
 from plot_store.ground.errors import Invalid, NotFound, PlotStoreError
 from plot_store.ground.nouns import VersionInfo
 from plot_store.writing import builds
+from plot_store.writing.publication import ON_TOP
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
 
 Entries = Mapping[int, tuple[NDArray[np.uint32], NDArray[np.float32]]]
-COMPACTED = "compacted"  # meta key: the id of the version that a compaction replaced
 
 
 def append(
@@ -36,8 +40,7 @@ def append(
                 raise NotFound(f"{ref} was deleted meanwhile: publish it, then append")
             for order, (ngrams, rows) in entries.items():
                 writer.add(order, ngrams, rows)
-            inherited = {key: value for key, value in writer.base.meta.items() if key != COMPACTED}
-            return writer.publish(meta={**inherited, **meta})
+            return writer.publish(expect=ON_TOP, meta=meta)
         except BaseException:
             with suppress(PlotStoreError):  # the caller must get the first error
                 writer.abort()

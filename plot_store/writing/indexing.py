@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -39,6 +40,20 @@ class SegmentPlan:
 
     segments: tuple[SegmentInfo, ...]  # all, oldest first
     drafts: tuple[Draft, ...]  # the new indexes among them, still under temporary names
+    own: tuple[SegmentInfo, ...]  # the build's rows and the new indexes
+    merges: bool  # whether a new index covers rows of the base, too
+
+    def onto(self, base: VersionInfo) -> tuple[SegmentInfo, ...] | None:
+        """Return the segments of a version with the same additions to another base.
+
+        None if that takes another index: because a new one covers rows of the old base, or the other base has
+        so many that the next is to merge some.
+        """
+        indexed = {segment.order for segment in self.own if segment.kind == "index"}
+        counts = Counter(segment.order for segment in base.segments if segment.kind == "index")
+        if self.merges or any(counts[order] >= MAX_RUNS for order in indexed):
+            return None
+        return tuple(_last_of_each([*base.segments, *self.own]))
 
 
 def plan(
@@ -51,6 +66,7 @@ def plan(
     """
     old = [] if base is None else list(base.segments)
     drafts: list[Draft] = []
+    merges = False
     try:
         for order in record.schema.orders:
             fresh = [s for s in record.segments if s.order == order]
@@ -61,11 +77,12 @@ def plan(
             covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
             drafts.append(_write_index(environment, record.schema, order, covered, known))
             old = [s for s in old if s not in merged]
+            merges = merges or bool(merged)
     except BaseException:
         discard(drafts)
         raise
-    segments = _last_of_each([*old, *record.segments, *(draft.info for draft in drafts)])
-    return SegmentPlan(tuple(segments), tuple(drafts))
+    own = (*record.segments, *(draft.info for draft in drafts))
+    return SegmentPlan(tuple(_last_of_each([*old, *own])), tuple(drafts), own, merges)
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:

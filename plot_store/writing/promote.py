@@ -10,8 +10,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from plot_store.catalogue import version_tree
+from plot_store.catalogue import changes, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.changes import Seen
+from plot_store.database.database import give_way
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
 from plot_store.ground.errors import StoreIO
@@ -42,10 +44,35 @@ def discard(drafts: Iterable[Draft]) -> None:
 
 
 def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
-    """Unlink those of these files that no record names, in one write transaction. Returns their names."""
+    """Unlink those of these files that no record names, in short write transactions. Returns their names.
 
-    def body(txn: CatalogueTxn) -> list[str]:
-        live = version_tree.named_segments(txn)
-        return [name for name in names if name not in live and remove(environment.folder / name)]
+    Reading all records would hold the write lock for long, so a snapshot is read, and each transaction looks
+    only at the builds and versions recorded since: a file without a name comes back to life in no other way.
+    """
+    wanted = list(names)
+    if not wanted:
+        return []
 
-    return environment.catalogue.write(body)
+    def find(txn: CatalogueTxn) -> tuple[Seen, list[str]]:
+        named = version_tree.named_segments(txn)
+        return changes.look(txn, (version_tree.BUILD,)), [name for name in wanted if name not in named]
+
+    seen, left = environment.catalogue.read(find)
+
+    def unlink_some(txn: CatalogueTxn) -> tuple[int, list[str]]:
+        live = changes.named_since(txn, changes.since(txn, seen))
+        done, gone = 0, []
+        for name in changes.briefly(left):
+            done += 1
+            if name not in live and remove(environment.folder / name):
+                gone.append(name)
+        return done, gone
+
+    found: list[str] = []
+    while left:
+        done, gone = environment.catalogue.write(unlink_some)
+        found += gone
+        left = left[done:]
+        if left:
+            give_way()
+    return found

@@ -2,12 +2,15 @@
 
 A crash before the commit leaves a build to resume, and a crash after it leaves a version, never
 one without its files.
+
+A build that only adds entries may be published on top of a version that came meanwhile (`ON_TOP`). Its files
+hold the added entries alone, unless its index also covers older rows, so mostly only the manifest changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,7 +22,7 @@ from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.segments.segment import Draft
 from plot_store.writing import builds
-from plot_store.writing.promote import discard, promote
+from plot_store.writing.promote import promote
 
 
 class _Special:
@@ -34,7 +37,13 @@ class _Special:
 
 ANY: Final = _Special("ANY")  # replace whatever version is current
 AS_OPENED: Final = _Special("AS_OPENED")  # replace only the version that was current at the writer's opening
+# Like AS_OPENED, or, for an extending build, a version published on top of that one; see `successor`.
+ON_TOP: Final = _Special("ON_TOP")
 Expect = str | None | _Special
+COMPACTED: Final = "compacted"  # meta key: the id of the version that a compaction replaced
+MAX_BETWEEN: Final = (
+    64  # publications between the version that a build extends and the one it moves on top of
+)
 
 
 @dataclass(frozen=True)
@@ -44,28 +53,77 @@ class PublishRequest:
     build: str
     record: BuildRecord
     segments: tuple[SegmentInfo, ...]
-    expect: Expect  # a version id, None or ANY
+    expect: Expect  # a version id, None, ANY or ON_TOP
     meta: dict[str, Any]
+    # With ON_TOP: gives the segments on top of another version, or None if indexes have to be made anew.
+    onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None
+
+
+class Moved(Exception):
+    """The version must be prepared again for a new base, on which it may be published."""
 
 
 def publish(environment: Environment, request: PublishRequest, drafts: Sequence[Draft]) -> VersionInfo:
-    """Rename the drafts and record the version, in one transaction. Drafts that remain are deleted.
+    """Rename the drafts and record the version, in one transaction.
 
-    Raises Conflict (another publication or writer came first), StoreFull, StoreIO; nothing is published then.
+    Raises Conflict (another publication or writer came first), Moved (only with ON_TOP), StoreFull, StoreIO;
+    nothing is published then.
     """
     created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
     def body(txn: CatalogueTxn) -> VersionInfo:
         builds.still_ours(txn, request.build, request.record)
-        previous = check_expected(txn, request.record, request.expect)
+        ready, previous = _ready(txn, request)
         if drafts:
             promote(environment.folder, drafts)
-        return record_version(txn, request, previous, created)
+        return record_version(txn, ready, previous, created)
 
-    try:
-        return environment.catalogue.write(body)
-    finally:
-        discard(drafts)
+    return environment.catalogue.write(body)
+
+
+def _ready(txn: CatalogueTxn, request: PublishRequest) -> tuple[PublishRequest, str | None]:
+    """Return what to publish, and the id of the current version. Raises Conflict, Moved."""
+    if request.expect is not ON_TOP:
+        return request, check_expected(txn, request.record, request.expect)
+    base = successor(txn, request.record)
+    return _on_top(request, base), base.id
+
+
+def _on_top(request: PublishRequest, base: VersionInfo) -> PublishRequest:
+    """Return the request on top of this version, whose meta it inherits. Raises Moved."""
+    segments = request.segments
+    if base.id != request.record.base:
+        found = None if request.onto is None else request.onto(base)
+        if found is None:
+            raise Moved
+        segments = found
+    inherited = {key: value for key, value in base.meta.items() if key != COMPACTED}
+    return replace(request, segments=segments, meta=records.check_meta({**inherited, **request.meta}))
+
+
+def successor(txn: CatalogueTxn, build: BuildRecord) -> VersionInfo:
+    """Return the ref's current version: what an extending build adds to, or one published on top of that.
+
+    Raises Conflict if it is neither (after a rollback, for example), or has another schema or parent.
+    """
+    current = version_tree.need_ref(txn, build.ref).current
+    found = version_tree.get_version(txn, current)
+    before: str | None = current
+    for _ in range(MAX_BETWEEN):
+        if before in (None, build.base):
+            break
+        before = version_tree.previous(txn, before)
+    if before != build.base:
+        raise Conflict(
+            f"{build.ref} moved to {current}, which was not published on top of {build.base}: look at what "
+            "was published or rolled back, then append again"
+        )
+    if (found.schema, found.parent) != (build.schema, build.parent):
+        raise Conflict(
+            f"{build.ref} moved to {current}, which has another schema or falls back on another version: "
+            "append entries that are computed for it"
+        )
+    return found
 
 
 def record_version(

@@ -22,9 +22,10 @@ from plot_store.catalogue import version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
+from plot_store.ground.nouns import VersionInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import Draft, write_segment
-from plot_store.writing import builds, promote
+from plot_store.writing import builds, promote, publication
 
 IN_FLIGHT: Final = 2
 KEYS_BYTES: Final = 1 << 30  # keys kept in memory for the index; the others are read back from the segments
@@ -99,6 +100,22 @@ class SegmentWriter:
 
         self._environment.catalogue.write(body)
         self._record = record
+
+    def move(self, drafts: Sequence[Draft], record: BuildRecord) -> VersionInfo:
+        """Make the ref's current version the build's base, which keeps it from collection, and register
+        finished files. Returns that version. Raises Conflict, StoreFull, StoreIO.
+        """
+
+        def body(txn: CatalogueTxn) -> VersionInfo:
+            builds.still_ours(txn, self._build, record)
+            base = publication.successor(txn, record)
+            promote.promote(self._environment.folder, drafts)
+            version_tree.put_build(txn, self._build, replace(record, base=base.id, touched=time.time()))
+            return base
+
+        base = self._environment.catalogue.write(body)
+        self._record = replace(record, base=base.id)
+        return base
 
     def close(self, *, drop: bool = False) -> None:
         """Stop the thread once its queue is empty; `drop` discards buffers not yet begun. Idempotent."""

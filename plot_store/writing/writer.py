@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
@@ -23,7 +23,7 @@ from plot_store.catalogue import records, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
-from plot_store.ground.errors import Closed, Damaged, Forked, Invalid
+from plot_store.ground.errors import Closed, Conflict, Damaged, Forked, Invalid
 from plot_store.ground.ngrams import check_ngrams, check_order, check_rows
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.mapped import map_chain
@@ -31,12 +31,13 @@ from plot_store.reading.reader import Reader
 from plot_store.segments.segment import Draft
 from plot_store.writing import builds, indexing, promote, publication
 from plot_store.writing.builds import Opened
-from plot_store.writing.publication import ANY, AS_OPENED, Expect, PublishRequest
+from plot_store.writing.publication import ANY, AS_OPENED, ON_TOP, Expect, Moved, PublishRequest
 from plot_store.writing.segment_writer import SegmentWriter
 
 __all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
 
 SEGMENT_BYTES: Final = 64 << 20
+MAX_TRIES: Final = 16  # to publish on top of a ref that keeps moving
 SLOT_BYTES: Final = 11  # bytes of an index for each row
 
 
@@ -55,6 +56,7 @@ class _Leftover:
     record: BuildRecord
     segments: tuple[SegmentInfo, ...]  # all segments of the version to publish
     drafts: tuple[Draft, ...]  # the files not yet registered
+    onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None  # see `PublishRequest`
 
 
 class Writer:
@@ -178,13 +180,29 @@ class Writer:
         self._check_open()
         wanted = self._current if expect is AS_OPENED else expect
         merged = records.check_meta({**self._meta, **(meta or {})})
-        self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
-        sealed = self._segments.record.sealed
-        left = self._finish() if sealed is None else _Leftover(self._segments.record, sealed, ())
-        request = PublishRequest(self._build, left.record, left.segments, wanted, merged)
-        version = publication.publish(self._environment, request, left.drafts)
-        self._close()
-        return version
+        if wanted is not ON_TOP:
+            self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
+        for _ in range(MAX_TRIES):
+            left = self._finish()
+            request = PublishRequest(self._build, left.record, left.segments, wanted, merged, left.onto)
+            try:
+                version = publication.publish(self._environment, request, left.drafts)
+            except Moved:
+                self._move(left)
+                continue
+            finally:
+                promote.discard(left.drafts)
+            self._close()
+            return version
+        raise Conflict(
+            f"{self._segments.record.ref} moved {MAX_TRIES} times while this build made indexes: try again"
+        )
+
+    def _move(self, left: _Leftover) -> None:
+        """Go on from the version that is current now. Finished rows are kept, and only indexes made anew."""
+        rows = [draft for draft in left.drafts if draft.info.kind == "rows"]
+        self._base = self._segments.move(rows, replace(left.record, sealed=None))
+        self._buffers.clear()
 
     def abort(self) -> None:
         """End the build and remove its segments. No effect on a closed writer. Raises Conflict, StoreIO."""
@@ -210,7 +228,13 @@ class Writer:
         publication.check_expected(txn, self._segments.record, wanted)
 
     def _finish(self) -> _Leftover:
-        """Write the rest of the buffers, and the indexes. The buffers are kept until all is registered."""
+        """Write the rest of the buffers, and the indexes, unless the build is sealed.
+
+        The buffers are kept until all is registered.
+        """
+        record = self._segments.record
+        if record.sealed is not None:
+            return _Leftover(record, record.sealed, ())
         self._segments.drain()
         record = self._segments.record
         drafts: list[Draft] = []
@@ -227,7 +251,7 @@ class Writer:
         except BaseException:
             promote.discard(drafts)
             raise
-        return _Leftover(record, plan.segments, (*drafts, *plan.drafts))
+        return _Leftover(record, plan.segments, (*drafts, *plan.drafts), plan.onto)
 
     def _unseal(self) -> None:
         """Undo `seal`: new entries make its indexes outdated."""

@@ -277,7 +277,5 @@ def test_walking_the_tree_reads_no_manifest(store: Store, monkeypatch: pytest.Mo
     assert store.children("r/a") == ["r/a/x"]
     with pytest.raises(InUse):
         store.delete("r")
-    store.gc(dry_run=True)
+    assert len(store.gc(keep_versions=1).versions) == 2
     assert parsed == []
-    store.gc(keep_versions=1)
-    assert len(parsed) == 2  # of the two that were removed

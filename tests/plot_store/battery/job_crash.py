@@ -23,6 +23,7 @@ def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str =
     """Run the operations with the recorder on, and a mark after each. Emits for each
     whether it changed anything."""
     sabotage.plant(bug)
+    play.step_by_step()
     recorder = Recorder(folder, log)
     with Store.open(Path(folder) / "deep" / "store", create=True) as store:
         recorder.mark("0")
@@ -47,10 +48,11 @@ def judge(
     try:
         with Store.open(path) as store:
             now, found = which(store, listed, changed, done)
+            part = [] if now > done or found else partly(store, listed, changed, done)
             if not found and redo:
                 found = _exported(path, listed[:done], changed)
                 found += go_on(store, listed, changed, now, Path(side))[0]
-            return {"found": found, "next": now > done}
+            return {"found": found, "next": now > done, "part": part}
     except PlotStoreError as error:
         return {"found": [f"{error.kind}: {error}"], "next": False}
 
@@ -69,12 +71,29 @@ def _unborn(path: Path, ops: list[Op], side: Path, redo: bool) -> Any:
 
 
 def which(store: Store, ops: list[Op], changed: list[bool], done: int) -> tuple[int, list[str]]:
-    """(how many operations have happened, what is wrong)."""
+    """(how many operations have happened, what is wrong). A collection may have happened in part."""
     found = agree.problems(store, plain.after(ops[:done], changed))
     if not found or done == len(ops):
         return done, found
     later = agree.problems(store, plain.after(ops[: done + 1], changed))
-    return done + 1, [f"neither {found} nor {later}"] if later else []
+    if not later:
+        return done + 1, []
+    part = partly(store, ops, changed, done)
+    between = agree.problems(store, plain.after([*ops[:done], *part], changed)) if part else ["no collection"]
+    return done, [f"neither {found} nor {later} nor {between}"] if between else []
+
+
+def partly(store: Store, ops: list[Op], changed: list[bool], done: int) -> list[Op]:
+    """What the next operation has done so far, if it is a collection: it shortens one ref after the other."""
+    if done == len(ops) or ops[done].kind != "gc":
+        return []
+    model = plain.after(ops[:done], changed)
+    lengths = {ref: len(store.history(ref)) for ref in store.refs()}
+    return [
+        Op("shrink", ref, ops[done].arg, lengths[ref])
+        for ref, kept in model.kept.items()
+        if ref in lengths and lengths[ref] < len(kept)
+    ]
 
 
 def _exported(path: Path, ops: list[Op], changed: list[bool]) -> list[str]:

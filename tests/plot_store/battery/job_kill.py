@@ -39,6 +39,7 @@ def live(
     The process dies by SIGKILL before (or with `after`, after) the at-th file operation of these
     kinds; with at = 0 it lives on.
     """
+    play.step_by_step()
     recorder = Recorder(folder)
     if at:
         recorder.plan(at, at, "kill_after" if after else "kill_before", kinds=kinds)

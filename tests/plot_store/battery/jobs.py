@@ -15,6 +15,7 @@ from job_edges import dead, ground, growing, lost, mappings
 from job_faults import creation, fault, full_disk, prepare
 from job_history import history, victims
 from job_kill import live
+from job_raced import raced
 from job_walk import walk
 from plain import Op
 
@@ -35,6 +36,7 @@ __all__ = [
     "lost",
     "mappings",
     "prepare",
+    "raced",
     "record",
     "records",
     "segments",

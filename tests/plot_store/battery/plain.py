@@ -147,12 +147,19 @@ class Plain:
         del self.current[op.ref], self.kept[op.ref]
 
     def _gc(self, op: Op) -> None:
-        held = {*self.tags.values(), *(version for version, _ in self.pins)}
         self.begun.clear()  # `play` counts every build as abandoned
-        for ref, versions in self.kept.items():
-            self.kept[ref] = [
-                v for i, v in enumerate(versions) if i < op.arg or v == self.current[ref] or v in held
-            ]
+        for ref in self.kept:
+            self._shrink(Op("shrink", ref, op.arg))
+
+    def _shrink(self, op: Op) -> None:
+        """What a collection that keeps the newest op.seed versions has done to a ref when op.arg are left."""
+        gone = set(self.leaving(op.ref, op.seed)[: max(0, len(self.kept[op.ref]) - op.arg)])
+        self.kept[op.ref] = [v for v in self.kept[op.ref] if v not in gone]
+
+    def leaving(self, ref: str, newest: int) -> list[int]:
+        """The versions that a collection takes off a ref's list, in its order."""
+        held = {*self.tags.values(), *(version for version, _ in self.pins), self.current[ref]}
+        return [v for v in reversed(self.kept[ref][newest:]) if v not in held]
 
     def _tag(self, op: Op) -> None:
         current = self._need(op.ref)

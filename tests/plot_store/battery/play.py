@@ -9,9 +9,15 @@ import plain
 from plain import Op
 
 from plot_store import ANY, PlotStoreError, Store
+from plot_store.catalogue import changes
 
 SEGMENT_BYTES = 1 << 14  # a build of the battery has several segments
 AT_ONCE = -60.0  # files created just now count as old
+
+
+def step_by_step() -> None:
+    """From now on, each step of a collection is a transaction of its own in this process."""
+    changes.HOLD_S = 0.0  # type: ignore[misc]
 
 
 def play(store: Store, op: Op, number: int, side: Path) -> bool:

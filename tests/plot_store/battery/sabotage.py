@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, Final
 import lmdb
 
 from plot_store.care import gc
-from plot_store.catalogue import version_tree
+from plot_store.catalogue import changes, version_tree
 from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.database import database
 from plot_store.ground import files
@@ -155,6 +156,39 @@ def base_unheld() -> None:
     gc._builds = call
 
 
+def roots_unseen() -> None:
+    """The collector does not look at what was pinned, published or begun since its snapshot."""
+    gc._revived = lambda *_: frozenset()
+
+
+def pins_unseen() -> None:
+    """The same, but for pins, leases and tags only."""
+    real = changes.since
+
+    def call(txn: CatalogueTxn, seen: Any) -> Any:
+        found = real(txn, seen)
+        keys = tuple(key for key in found.keys if not key.startswith(("pin/", "lease/", "tag/")))
+        return dataclasses.replace(found, keys=keys)
+
+    changes.since = call
+
+
+def files_unseen() -> None:
+    """Files are unlinked though a version recorded since the snapshot names them."""
+    changes.named_since = lambda *_: set()
+
+
+def ancestors_first() -> None:
+    """The collector removes a version before the versions that fall back on it."""
+    real = gc._in_order
+    gc._in_order = lambda *given: real(*given)[::-1]
+
+
+def lists_unchanged() -> None:
+    """Versions go, and stay in the lists of their refs."""
+    gc._shorten = lambda *_: []
+
+
 BUGS: Final = {
     "no segment fsync": no_segment_sync,
     "no folder fsync": no_folder_sync,
@@ -167,6 +201,11 @@ EDGES: Final = {  # with the job that finds each
     "segments after a lost one": (after_a_lost_one, "lost"),
     "resize at once": (resize_at_once, "growing"),
     "base unheld": (base_unheld, "ground"),
+    "new roots unseen": (roots_unseen, "raced"),
+    "new pins unseen": (pins_unseen, "raced"),
+    "revived files unseen": (files_unseen, "raced"),
+    "ancestors first": (ancestors_first, "raced"),
+    "lists unchanged": (lists_unchanged, "raced"),
 }
 assert database.lmdb is lmdb  # otherwise `sync_off` would change another module's
 

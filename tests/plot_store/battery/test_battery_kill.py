@@ -80,7 +80,10 @@ def after(nursery: Nursery, folder: Path, side: Path, past: Past, running: list[
         return [outcome.trouble]
     if outcome.result["next"]:
         past.took(running[0], "", True)
-    past.whole["the new state" if outcome.result["next"] else "the old state"] += 1
+    part = [Op(*op) for op in outcome.result.get("part", [])]
+    for op in part:
+        past.took(op, "", True)
+    past.whole["the new state" if outcome.result["next"] else "part of it" if part else "the old state"] += 1
     return [f"{what} (in {running})" for what in outcome.result["found"]]
 
 

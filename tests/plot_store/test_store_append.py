@@ -1,0 +1,224 @@
+"""Appends beside other publications: they land on top of these, or stop if they depend on what changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import plotlab as lab
+import pytest
+
+from plot_store import ANY, Conflict, Store, VersionInfo
+from plot_store.writing import publication
+from plot_store.writing.indexing import MAX_RUNS
+from plot_store.writing.segment_writer import SegmentWriter
+
+PROCESSES, APPENDS = 4, 50
+
+
+def added(seed: int) -> lab.Content:
+    """A few trigrams and unigrams, some of which others add, too."""
+    made = lab.content(seed, (3, 0, 2))
+    return {order: made[order] for order in (3, 1)}
+
+
+def check_entries(store: Store, version: str, known: lab.Entries, absent: lab.Entries) -> None:
+    """Assert that a version stores exactly `known`, of the n-grams in either dictionary."""
+    with store.reader(version) as reader:
+        for order in (1, 3):
+            grams = sorted(gram for gram in known | absent if len(gram) == order)
+            vectors, depths = reader.get(order, np.array(grams, np.uint32).reshape(-1, order))
+            for gram, vector, depth in zip(grams, vectors, depths.tolist(), strict=True):
+                assert (depth == 0) == (gram in known), gram
+                assert gram not in known or np.array_equal(vector, known[gram]), gram
+
+
+APPENDER = """
+import sys, plotlab as lab
+from plot_store import Store
+from test_store_append import added
+path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with Store.open(path) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    for seed in range(first, first + count):
+        version = store.append("r", added(seed), meta={"seed": seed})
+        assert version.meta["seed"] == seed and version.previous is not None
+"""
+
+
+def test_four_processes_append_to_one_ref(store: Store) -> None:
+    """All succeed, no entry is lost, and each version is the sum of what was published up to it."""
+    lab.put(store, "r", added(0), meta={"seed": 0})
+    command = [sys.executable, "-c", APPENDER, str(store.path)]
+    children = [
+        subprocess.Popen(
+            [*command, str(1 + APPENDS * number), str(APPENDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=lab.child_env(),
+        )
+        for number in range(PROCESSES)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()
+    ends = [(child.communicate("\n", timeout=300)[1], child.returncode) for child in children]
+    assert [code for _, code in ends] == [0] * PROCESSES, ends
+    history = store.history("r")[::-1]
+    assert sorted(version.meta["seed"] for version in history) == list(range(1 + PROCESSES * APPENDS))
+    everything: lab.Entries = {}
+    for version in history:
+        everything |= lab.entries(added(version.meta["seed"]))
+    known: lab.Entries = {}
+    before: VersionInfo | None = None
+    for version in history:
+        known |= lab.entries(added(version.meta["seed"]))
+        assert version.previous == (None if before is None else before.id)
+        check_entries(store, version.id, known, everything)
+        before = version
+    lab.check(store)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call `act` just before the next publication's transaction."""
+    real, waiting = publication.publish, [act]
+
+    def publish(*given: object) -> VersionInfo:
+        if waiting:
+            waiting.pop()()
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publication, "publish", publish)
+
+
+@pytest.mark.parametrize("others", [1, MAX_RUNS - 1, MAX_RUNS, 2 * MAX_RUNS])
+@pytest.mark.parametrize("before", [0, MAX_RUNS - 1])
+def test_an_append_lands_on_top_of_what_came_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch, before: int, others: int
+) -> None:
+    """Its rows are written once, even if its indexes have to be made anew."""
+    lab.put(store, "r", added(0), meta={"kept": "old", "compacted": "v" + "0" * 32})
+    seeds = [*range(1, 1 + before), *range(20, 20 + others), 50]
+    for seed in range(1, 1 + before):
+        store.append("r", added(seed))
+    landed: list[str] = []
+    written: list[int] = []
+    real = SegmentWriter.write
+    monkeypatch.setattr(SegmentWriter, "write", lambda *given: written.append(given[1]) or real(*given))
+
+    def act() -> None:
+        landed.extend(store.append("r", added(s), meta={"kept": s}).id for s in range(20, 20 + others))
+        written.clear()
+
+    # the rows of the append are written before `act`, and those of the others are forgotten by it
+    meanwhile(monkeypatch, act)
+    version = store.append("r", added(50), meta={"own": 1})
+    assert written == []
+    assert version.previous == landed[-1]
+    assert version.meta == {"kept": 19 + others, "own": 1}
+    known: lab.Entries = {}
+    for seed in (0, *seeds):
+        known |= lab.entries(added(seed))
+    check_entries(store, "r", known, {})
+    indexes = [s.order for s in version.segments if s.kind == "index"]
+    assert max(indexes.count(order) for order in (1, 3)) <= MAX_RUNS
+    lab.check(store)
+
+
+def test_an_append_lands_on_top_of_a_compaction_and_of_a_new_build(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.put(store, "r", added(0))
+    store.append("r", added(1))
+    meanwhile(monkeypatch, lambda: store.compact("r", max_segments=1))
+    version = store.append("r", added(2))
+    assert "compacted" not in version.meta
+    known = {**lab.entries(added(0)), **lab.entries(added(1)), **lab.entries(added(2))}
+    check_entries(store, "r", known, {})
+    meanwhile(monkeypatch, lambda: lab.put(store, "r", added(3)))
+    store.append("r", added(4))
+    check_entries(store, "r", {**lab.entries(added(3)), **lab.entries(added(4))}, known)
+    lab.check(store)
+
+
+def test_an_append_beside_a_collection(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build keeps the version that it extends. If those in between are gone, it cannot tell what came."""
+    lab.put(store, "r", added(0))
+    known = lab.entries(added(0))
+
+    def others(seeds: range) -> None:
+        for seed in seeds:
+            store.append("r", added(seed))
+            known.update(lab.entries(added(seed)))
+        store.gc(keep_versions=1)
+
+    meanwhile(monkeypatch, lambda: others(range(1, 2)))
+    second = store.append("r", added(9))
+    known |= lab.entries(added(9))
+    check_entries(store, "r", known, {})
+    meanwhile(monkeypatch, lambda: others(range(2, 4)))
+    with pytest.raises(Conflict, match=second.id):
+        store.append("r", added(10))
+    check_entries(store, "r", known, {})
+
+
+def rolled_back(store: Store, old: VersionInfo) -> None:
+    store.rollback("r", old.id)
+
+
+def rolled_back_and_built_on(store: Store, old: VersionInfo) -> None:
+    store.rollback("r", old.id)
+    store.append("r", added(5))
+
+
+def built_on_another_parent(store: Store, old: VersionInfo) -> None:
+    lab.put(store, "other", added(6))
+    lab.put(store, "r", added(7), parent="other")
+
+
+def built_with_another_schema(store: Store, old: VersionInfo) -> None:
+    lab.put(store, "r", added(7), dtype="fp16")
+
+
+def deleted_and_built_anew(store: Store, old: VersionInfo) -> None:
+    store.delete("r")
+    lab.put(store, "r", added(7))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        rolled_back,
+        rolled_back_and_built_on,
+        built_on_another_parent,
+        built_with_another_schema,
+        deleted_and_built_anew,
+    ],
+)
+def test_an_append_stops_if_it_depends_on_what_changed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, act: Callable[[Store, VersionInfo], None]
+) -> None:
+    old = lab.put(store, "r", added(0))
+    lab.put(store, "r", added(1))
+    meanwhile(monkeypatch, lambda: act(store, old))
+    with pytest.raises(Conflict, match="r moved to"):
+        store.append("r", added(2))
+    assert store._env().catalogue.read(lambda txn: txn.keys("build/")) == []
+    lab.check(store)
+
+
+def test_an_explicit_base_is_not_exchanged(store: Store) -> None:
+    base = lab.put(store, "r", added(0))
+    with store.writer("r", schema=lab.schema(), build="mine", extend=True) as writer:
+        writer.add(3, *added(1)[3])
+        store.append("r", added(2))
+        for expect in (base.id, ANY):
+            with pytest.raises(Conflict, match="moved"):
+                writer.publish(expect=expect)
+        writer.abort()
+    lab.check(store)
