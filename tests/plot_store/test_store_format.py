@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from formats.make import WIDTHS, fixed
 from hmi_kernels.lookup.layout import Window, header_bytes
 
 from plot_store import Damaged, Invalid, Store
-from plot_store.catalogue.records import version_fields
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.records import dump, version_fields
 from plot_store.segments import format as fmt
 from plot_store.writing.indexing import MAX_RUNS
 
@@ -141,6 +143,21 @@ def test_a_damaged_vector_of_format_1_is_not_given_a_check(store: Store) -> None
 def test_writes_the_same_bytes(store: Store, n: int, dtype: str, window: Window) -> None:
     version = lab.put(store, "r", fixed(n, window), dtype=dtype, n=n, window=window)
     assert [s.name[:8] for s in version.segments] == WRITTEN[n, dtype, window]
+
+
+def test_a_manifest_has_every_field(store: Store) -> None:
+    """What is written is what `dataclasses.asdict` gives, but for the name of a centred window."""
+    lab.put(store, "r", lab.content(1), meta={"a": [{"b": 1}]})
+    with store.writer("r", schema=lab.schema(), build="b", extend=True) as writer:
+        writer.add(3, *lab.content(2)[3])
+        writer.seal()
+        build = store._env().catalogue.read(lambda txn: version_tree.get_build(txn, "b"))
+    assert build is not None
+    assert build.sealed is not None
+    for record in (store.version("r"), build, replace(build, sealed=None)):
+        whole = asdict(record)
+        assert whole["schema"].pop("window") == "centred"
+        assert dump(version_fields(record)) == dump(whole)
 
 
 def test_only_what_has_a_causal_version_has_its_format(store: Store, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def fault(
     and "changed": all operations done in the end, "reopened": whether the store worked only after it
     was opened anew}.
     """
+    play.step_by_step()
     follow = [*(Op(*op) for op in ops), Op(*call)]
     recorder = Recorder(folder, log)
     store = Store.open(Path(folder) / "store")
