@@ -84,13 +84,16 @@ def test_four_processes_append_to_one_ref(store: Store) -> None:
     lab.check(store)
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Call `act` just before the next publication's transaction."""
-    real, waiting = publication.publish, [act]
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
+    """Call each of `acts` just before the transaction of a publication that is not of `acts` themselves."""
+    real, waiting = publication.publish, list(acts)
 
     def publish(*given: object) -> VersionInfo:
         if waiting:
-            waiting.pop()()
+            act, later = waiting[0], waiting[1:]
+            waiting.clear()
+            act()
+            waiting.extend(later)
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(publication, "publish", publish)
@@ -165,6 +168,31 @@ def test_an_append_beside_a_collection(store: Store, monkeypatch: pytest.MonkeyP
     with pytest.raises(Conflict, match=second.id):
         store.append("r", added(10))
     check_entries(store, "r", known, {})
+
+
+def test_an_append_that_makes_its_indexes_anew_keeps_its_new_base(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.put(store, "r", added(0))
+    known = lab.entries(added(0))
+    landed: list[str] = []
+
+    def others(seeds: range) -> None:
+        for seed in seeds:
+            landed.append(store.append("r", added(seed)).id)
+            known.update(lab.entries(added(seed)))
+
+    def overtake() -> None:
+        base = landed[-1]
+        others(range(20, 21))
+        assert base not in store.gc(keep_versions=1).versions
+
+    meanwhile(monkeypatch, lambda: others(range(1, MAX_RUNS)), overtake)
+    version = store.append("r", added(50))
+    assert len(landed) == MAX_RUNS
+    assert version.previous == landed[-1]
+    check_entries(store, "r", known | lab.entries(added(50)), {})
+    lab.check(store)
 
 
 def rolled_back(store: Store, old: VersionInfo) -> None:
