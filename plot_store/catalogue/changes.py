@@ -61,9 +61,8 @@ def with_own(txn: CatalogueTxn, seen: Seen, keys: Iterable[str]) -> Seen:
     """
     stored = {key.encode(): txn.raw(key) for key in keys}
     written = {key: raw for key, raw in stored.items() if raw is not None}
-    return replace(
-        seen, raw={**seen.raw, **written}, versions=seen.versions - (stored.keys() - written.keys())
-    )
+    gone = stored.keys() - written.keys()
+    return replace(seen, raw={**seen.raw, **written}, versions=seen.versions - gone)
 
 
 def named_since(txn: CatalogueTxn, changes: Changes) -> set[str]:
