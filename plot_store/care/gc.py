@@ -156,7 +156,7 @@ def _drop_some(
     """Do one transaction's share of the steps. It may run again, so it changes nothing but the catalogue."""
     changed = changes.since(txn, before.seen)
     revived = before.revived | _revived(txn, changed, in_use, policy)
-    done, gone, leaving = 0, list(before.gone), defaultdict[str, set[str]](set)
+    done, gone, leaving, own = 0, list(before.gone), defaultdict[str, set[str]](set), list[str]()
     for step in changes.briefly(before.steps):
         done += 1
         if isinstance(step, _Obsolete):
@@ -169,7 +169,8 @@ def _drop_some(
             if step.dead and txn.has(VERSION + step.version):
                 version_tree.drop_version(txn, step.version, now)
                 gone.append(step.version)
-    seen = changes.with_own(txn, changed.seen, _shorten(txn, leaving))
+                own.append(VERSION + step.version)
+    seen = changes.with_own(txn, changed.seen, [*_shorten(txn, leaving), *own])
     return _Progress(before.steps[done:], seen, revived, tuple(gone))
 
 

@@ -55,9 +55,14 @@ def since(txn: CatalogueTxn, seen: Seen) -> Changes:
 
 
 def with_own(txn: CatalogueTxn, seen: Seen, keys: Iterable[str]) -> Seen:
-    """Return `seen` with the records that this transaction has written itself, which are no news later."""
-    written = {key.encode(): raw for key in keys if (raw := txn.raw(key)) is not None}
-    return replace(seen, raw={**seen.raw, **written}) if written else seen
+    """Return `seen` after this transaction itself wrote or removed the records of these keys.
+
+    What it wrote is no news later. A version that it removed is, if it comes back.
+    """
+    stored = {key.encode(): txn.raw(key) for key in keys}
+    written = {key: raw for key, raw in stored.items() if raw is not None}
+    gone = stored.keys() - written.keys()
+    return replace(seen, raw={**seen.raw, **written}, versions=seen.versions - gone)
 
 
 def named_since(txn: CatalogueTxn, changes: Changes) -> set[str]:

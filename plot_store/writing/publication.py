@@ -115,8 +115,9 @@ def successor(txn: CatalogueTxn, build: BuildRecord) -> VersionInfo:
         before = version_tree.previous(txn, before)
     if before != build.base:
         raise Conflict(
-            f"{build.ref} moved to {current}, which was not published on top of {build.base}: look at what "
-            "was published or rolled back, then append again"
+            f"{build.ref} moved to {current}, which does not follow {build.base}, or does so after more than "
+            f"{MAX_BETWEEN} publications or some that gc removed: look at what was published or rolled back, "
+            "then append again"
         )
     if (found.schema, found.parent) != (build.schema, build.parent):
         raise Conflict(

@@ -12,6 +12,8 @@ import plotlab as lab
 import pytest
 
 from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
+from plot_store.care import gc
+from plot_store.catalogue import changes
 from plot_store.catalogue.catalogue import FORMAT, CatalogueTxn
 
 
@@ -275,3 +277,28 @@ def test_a_record_of_a_collected_version_that_cannot_be_read_holds_up_nothing(st
     store.gc()
     assert age(store, "collected", 0) == []
     assert store.verify().ok
+
+
+def test_a_version_that_comes_back_keeps_its_ancestors(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An import may bring it between two transactions: after it was removed, before its parent is."""
+    old = lab.put(store, "r", lab.content(1))
+    removed = lab.put(store, "a", lab.content(2), parent="r")
+    store.export("a", tmp_path / "a.plot")
+    lab.put(store, "r", lab.content(3))
+    lab.put(store, "a", lab.content(4), parent="r")
+    came: list[str] = []
+
+    def between() -> None:
+        if not came and removed.id not in store._env().catalogue.read(lambda txn: txn.keys("version/")):
+            store.delete("a")
+            came.append(store.import_archive(tmp_path / "a.plot").id)
+            lab.put(store, "a", lab.content(5), parent="r")
+
+    monkeypatch.setattr(changes, "HOLD_S", 0.0)  # a transaction for each step
+    monkeypatch.setattr(gc, "give_way", between)
+    store.gc(keep_versions=1)
+    assert came == [removed.id]
+    assert [version.id for version in store.chain(removed.id)] == [removed.id, old.id]
+    lab.check(store)
