@@ -24,8 +24,9 @@ from plot_store.ground.files import Buffer, convert_os_errors, remove, write_tem
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.reading.reader import Reader, open_reader
 from plot_store.segments import format as fmt
+from plot_store.segments.drafts import Draft
 from plot_store.segments.mapping import read_soon
-from plot_store.segments.segment import Draft, check_agreement
+from plot_store.segments.segment import check_agreement
 from plot_store.writing import builds, promote
 
 _TOUCH_EVERY_S: Final = 60.0
@@ -171,7 +172,11 @@ def _imported_version(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None
 
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
     """Raises StoreFull before any work if the missing segments do not fit, as with a hostile manifest."""
-    need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
+
+    def missing(txn: CatalogueTxn) -> int:
+        return sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(txn, info))
+
+    need = environment.catalogue.read(missing)
     environment.check_room(need, "the import")
 
 
@@ -232,7 +237,7 @@ class _ImportBuild:
 
         Once this transaction names the file, no sweep removes it. The import verifies it at the end.
         """
-        if not self._environment.holds(info):
+        if not self._environment.holds(txn, info):
             return False
         builds.still_ours(txn, self.build, self._record)
         # The file may be an orphan whose rename was never synced.
@@ -257,14 +262,14 @@ class _ImportBuild:
                 self.watch(info.name, len(chunk))
                 yield chunk
 
-        draft = Draft(write_temporary(self._environment.folder, checked()), info)
+        draft = Draft(write_temporary(self._environment.folder, checked()), ((info, 0),))
         try:
             if whole.hexdigest() != info.digest:
                 raise Damaged(f"segment {info.name} does not match the hash in its name: export it again")
 
             def body(txn: CatalogueTxn) -> None:
                 builds.still_ours(txn, self.build, self._record)
-                promote.promote(self._environment.folder, [draft])
+                promote.promote(self._environment, txn, [draft])
                 version_tree.put_build(txn, self.build, self._with(info))
 
             self._environment.catalogue.write(body)

@@ -17,7 +17,7 @@ from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import MappedSegment
+from plot_store.segments.segment import MappedSegment, check_size
 
 _SHOWN = 8
 _LOOKUP_ROWS = 1 << 16  # rows per look-up
@@ -94,10 +94,7 @@ def check_version(
         try:
             if info.name in fresh:
                 check_bytes(environment, info, watch or _unwatched)
-            segment = environment.segments.get(info, version.schema)
-            if segment is None:
-                raise Damaged("the file is missing")
-            opened[info.name] = segment
+            segment = opened[info.name] = environment.segment(info, version.schema)
             if info.name in fresh and info.kind == "rows":
                 _check_rows(segment, version.schema)
         except PlotStoreError as error:
@@ -124,33 +121,34 @@ def _unwatched(segment: str, read: int) -> None:
 
 
 def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unwatched) -> None:
-    """Compare a segment's file with its block checksums and the hash in its name.
+    """Compare a segment's bytes with their block checksums and the hash in its name.
 
-    The file is read, not mapped: a bad sector then gives an error instead of a fatal signal.
+    They are read, not mapped: a bad sector then gives an error instead of a fatal signal.
     Raises Damaged, FormatTooNew, StoreIO.
     """
     whole = xxhash.xxh3_128()
     sums: list[int] = []
+    place = environment.places([info])[info.name]
+    path = environment.folder / place.file
     watch(info.name, 0)
     with convert_os_errors(f"reading segment {info.name}"):
         try:
-            file = open(environment.folder / info.name, "rb")  # noqa: SIM115 (closed by the `with` below)
+            file = open(path, "rb")  # noqa: SIM115 (closed by the `with` below)
         except FileNotFoundError:
             raise Damaged("the file is missing") from None
         with file:
-            size = os.fstat(file.fileno()).st_size
-            if size != info.bytes:
-                raise Damaged(f"the file has {size} bytes, the manifest says {info.bytes}")
+            check_size(path, os.fstat(file.fileno()).st_size, info, place.at)
+            file.seek(place.at)
             parsed = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
-            if parsed.file_bytes != size:
-                raise Damaged(f"the file has {size} bytes, its header says {parsed.file_bytes}")
-            file.seek(0)
+            if parsed.file_bytes != info.bytes:
+                raise Damaged(f"it has {info.bytes} bytes, its header says {parsed.file_bytes}")
+            file.seek(place.at)
             for start in range(0, parsed.checks_at, fmt.BLOCK):
                 block = file.read(min(fmt.BLOCK, parsed.checks_at - start))
                 sums.append(xxhash.xxh3_64_intdigest(block))
                 whole.update(block)
                 watch(info.name, len(block))
-            tail = file.read()
+            tail = file.read(info.bytes - parsed.checks_at)
             whole.update(tail)
     expected = fmt.decode_checksums(tail, info.name)
     bad = [i for i, value in enumerate(sums) if value != expected[i]]

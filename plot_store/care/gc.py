@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from plot_store.catalogue import changes, creation, tags, version_tree
+from plot_store.catalogue import changes, creation, places, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.changes import Changes, Seen
 from plot_store.catalogue.records import Node, RefRecord
@@ -80,8 +80,10 @@ class _Plan:
     """What a snapshot showed."""
 
     steps: tuple[_Step, ...]  # what to remove from the catalogue, in order
-    segments: frozenset[str]  # names of the files of dead versions and builds
-    named: frozenset[str]  # names of the files of all others
+    segments: frozenset[str]  # names of the segments of dead versions and builds
+    strays: frozenset[str]  # names of other segments that no record names any more
+    doomed: frozenset[str]  # names of the files that go with them
+    needed: frozenset[str]  # names of the files of all others
     kept: dict[str, tuple[str, ...]]  # the reasons for each version that stays
     seen: Seen
 
@@ -110,28 +112,31 @@ def collect(environment: Environment, policy: GcPolicy, *, dry_run: bool) -> GcR
     now = time.time()
     plan = environment.catalogue.read(lambda txn: _plan(txn, environment.held(), policy, now))
     oldest = now - policy.orphan_age_s
-    sizes, unfinished = _files(environment, plan, oldest), creation.unfinished(environment.path, oldest)
+    sizes, orphans = _files(environment, plan, oldest)
+    unfinished = creation.unfinished(environment.path, oldest)
     kept = dict(plan.kept)
     if dry_run:
         removed = [
             step.key if isinstance(step, _Obsolete) else step.version for step in plan.steps if step.dead
         ]
-        gone = [*sizes, *unfinished]
+        swept = promote.Swept((*plan.segments, *plan.strays), (*sizes,))
+        cleared = [*unfinished]
     else:
         end = drop_records(environment, plan, policy, now)
         removed = list(end.gone)
         kept.update(dict.fromkeys(end.revived - kept.keys(), ("named since the collection began",)))
-        gone = promote.sweep(environment, sorted(sizes))
-        gone += [name for name in unfinished if creation.remove(environment.path / name)]
+        swept = promote.sweep(environment, sorted(plan.segments | plan.strays), sorted(orphans))
+        cleared = [name for name in unfinished if creation.remove(environment.path / name)]
         environment.keep_reserve()
     sizes.update(unfinished)
+    alone = [*(orphans & set(swept.files)), *(set(swept.segments) - plan.segments), *cleared]
     return GcReport(
         dry_run,
         tuple(sorted(filter(names.is_id, removed))),
-        tuple(name for name in sorted(gone) if name in plan.segments),
-        tuple(name for name in sorted(gone) if name not in plan.segments),
+        tuple(sorted(plan.segments.intersection(swept.segments))),
+        tuple(sorted(alone)),
         tuple(sorted(key.removeprefix(BUILD) for key in removed if key.startswith(BUILD))),
-        sum(sizes[name] for name in gone),
+        sum(sizes[name] for name in (*swept.files, *cleared) if name in sizes),
         kept,
     )
 
@@ -235,7 +240,13 @@ def _plan(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> 
     steps: list[_Step] = [_Obsolete(key, raw) for key in obsolete if (raw := txn.raw(key)) is not None]
     steps += _in_order(txn, leaving, dead, live)
     kept = {version_id: tuple(dict.fromkeys(reasons[version_id])) for version_id in live}
-    return _Plan(tuple(steps), frozenset(of_dead - of_live), frozenset(of_live), kept, seen)
+    lie_in = places.recorded(txn)
+    lost, strays = of_dead - of_live, lie_in.keys() - of_live - of_dead
+    needed = {lie_in.get(name, name) for name in of_live}
+    doomed = {lie_in.get(name, name) for name in lost | strays} - needed
+    return _Plan(
+        tuple(steps), frozenset(lost), frozenset(strays), frozenset(doomed), frozenset(needed), kept, seen
+    )
 
 
 def _in_order(
@@ -315,19 +326,23 @@ def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -
     return found
 
 
-def _files(environment: Environment, plan: _Plan, oldest: float) -> dict[str, int]:
-    """Find the files of dead versions and builds, and old ones that no record names. Returns sizes by name.
+def _files(environment: Environment, plan: _Plan, oldest: float) -> tuple[dict[str, int], set[str]]:
+    """Return the sizes of the files that go, by name, and which of these are orphans: old, and no record has
+    named them.
 
     Files whose names the store does not use are never touched.
     """
-    found: dict[str, int] = {}
+    found, orphans = dict[str, int](), set[str]()
     with os.scandir(environment.folder) as entries:
         for entry in entries:
-            ours = names.is_segment(entry.name) or entry.name.endswith(TEMPORARY)
-            if not ours or entry.name in plan.named:
+            ours = names.is_file(entry.name) or entry.name.endswith(TEMPORARY)
+            if not ours or entry.name in plan.needed:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another process may rename or remove it meanwhile
                 status = entry.stat()
-                if entry.name in plan.segments or status.st_mtime < oldest:
+                if entry.name in plan.doomed:
                     found[entry.name] = status.st_size
-    return found
+                elif status.st_mtime < oldest:
+                    found[entry.name] = status.st_size
+                    orphans.add(entry.name)
+    return found, orphans

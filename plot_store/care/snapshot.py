@@ -1,6 +1,6 @@
-"""Snapshots: a copy of the catalogue in one transaction, and hard links to the segments that it names.
+"""Snapshots: a copy of the catalogue in one transaction, and hard links to the files that it names.
 
-A hard link keeps a segment's bytes when `gc` unlinks its own name, so a snapshot needs no lock and no pin.
+A hard link keeps a file's bytes when `gc` unlinks its own name, so a snapshot needs no lock and no pin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plot_store.catalogue import version_tree
+from plot_store.catalogue import places, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import CATALOGUE, SEGMENTS, Environment
 from plot_store.ground.files import convert_os_errors
@@ -28,7 +28,7 @@ class Snapshot:
     versions: dict[str, dict[str, Any]]
     """The metadata of each version, by its id."""
     missing: tuple[str, ...]
-    """Names of segments that the catalogue names and the store has lost."""
+    """Names of files of segments that the catalogue names and the store has lost."""
 
 
 def snapshot(environment: Environment, folder: Path) -> Snapshot:
@@ -53,11 +53,12 @@ def snapshot(environment: Environment, folder: Path) -> Snapshot:
 
 def _contents(txn: CatalogueTxn) -> tuple[set[str], dict[str, dict[str, Any]]]:
     ids = txn.keys(version_tree.VERSION)
-    return version_tree.named_segments(txn), {i: version_tree.get_version(txn, i).meta for i in ids}
+    files = {places.find(txn, segment).file for segment in version_tree.named_segments(txn)}
+    return files, {i: version_tree.get_version(txn, i).meta for i in ids}
 
 
 def _linked(source: Path, target: Path, name: str) -> bool:
-    """Link a segment if no earlier try has; copy it where there are no links. Returns whether it exists."""
+    """Link a file if no earlier try has; copy it where there are no links. Returns whether it exists."""
     with contextlib.suppress(FileNotFoundError):
         try:
             if not (target / name).exists():

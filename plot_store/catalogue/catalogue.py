@@ -18,9 +18,8 @@ from plot_store.database.database import Database
 from plot_store.database.lmdb_errors import DatabaseLabel
 from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
 from plot_store.ground.files import io_error
-from plot_store.ground.nouns import NEWEST_FORMAT
 
-FORMAT: Final = 3
+FORMAT: Final = 5  # the catalogue's own; segments and archives have formats of theirs
 FIRST_MAP: Final = 1 << 26
 CURE: Final = "restore the store from an export or a backup"
 T = TypeVar("T")
@@ -127,13 +126,13 @@ class Catalogue:
         found = self.read(lambda txn: txn.get("format"))
         older = found is not None and found["format"] < FORMAT and not read_only
         if (found is None and create) or older:
-            found = self.write(stamp)
+            found = self.write(_stamp)
         if found is None:
             raise Damaged(f"the catalogue has no format record: {CURE}")
-        if found["format"] > NEWEST_FORMAT:
+        if found["format"] > FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {NEWEST_FORMAT}: upgrade "
-                "the release"
+                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the "
+                "release"
             )
 
     def read(self, body: Callable[[CatalogueTxn], T]) -> T:
@@ -167,11 +166,10 @@ class Catalogue:
         self._database.close()
 
 
-def stamp(txn: CatalogueTxn, least: int = FORMAT) -> dict[str, Any]:
+def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
     """Record that a store has at least this format, so that older releases refuse it. Returns the record."""
-    found = txn.get("format") or {"format": 0, "created": time.time()}
-    if found["format"] < least:
-        found = {**found, "format": least}
+    found: dict[str, Any] = txn.get("format") or {"format": 0, "created": time.time()}
+    if found["format"] < FORMAT:
+        found = {**found, "format": FORMAT}
         txn.put("format", found)
-    assert isinstance(found, dict)
     return found

@@ -74,7 +74,7 @@ def probe(store: Path) -> int:
 def has_segments(store: Path) -> bool:
     """Return whether the store's folder holds segment files."""
     folder = store / "segments"
-    return folder.is_dir() and any(file.suffix in (".rows", ".index") for file in folder.iterdir())
+    return folder.is_dir() and any(file.suffix in (".rows", ".index", ".pack") for file in folder.iterdir())
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from plot_store.catalogue import records
-from plot_store.catalogue.catalogue import CatalogueTxn, stamp
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
 from plot_store.ground import names
 from plot_store.ground.errors import Collected, Damaged, NotFound
@@ -120,8 +120,7 @@ def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
 
 
 def put_build(txn: CatalogueTxn, build: str, record: BuildRecord) -> None:
-    """Write a build's record, in a store whose format says that it may have versions of this window."""
-    stamp(txn, record.schema.format)
+    """Write a build's record."""
     txn.put(BUILD + build, records.version_fields(record))
 
 

@@ -9,11 +9,11 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from plot_store.catalogue import creation
+from plot_store.catalogue import creation, places
 from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.catalogue.probe import has_segments
 from plot_store.database.shared import Shared
@@ -22,8 +22,8 @@ from plot_store.ground.errors import Damaged, InUse, StoreFull
 from plot_store.ground.files import convert_os_errors, remove
 from plot_store.ground.host import check_host
 from plot_store.ground.limits import Limits
-from plot_store.ground.nouns import Schema, SegmentInfo
-from plot_store.segments.segment import MappedSegment, SegmentCache
+from plot_store.ground.nouns import Place, Schema, SegmentInfo
+from plot_store.segments.segment import MappedSegment, SegmentCache, check_size
 
 _MIN_BYTES: Final = 1 << 18
 _MAX_BYTES: Final = 1 << 26
@@ -113,17 +113,29 @@ class Environment:
         """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""
         limits.check_room(self.path, self.limits, need, doing)
 
-    def holds(self, info: SegmentInfo) -> bool:
-        """Return whether the segment's file exists and has the recorded size. Raises StoreIO."""
-        with convert_os_errors(f"looking for segment {info.name}"):
-            try:
-                return (self.folder / info.name).stat().st_size == info.bytes
-            except FileNotFoundError:
-                return False
+    def holds(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
+        """Return whether the segment's file exists and is long enough. Raises StoreIO, Damaged."""
+        place = places.find(txn, info.name)
+        path = self.folder / place.file
+        with (
+            convert_os_errors(f"looking for segment {info.name}"),
+            contextlib.suppress(FileNotFoundError, Damaged),
+        ):
+            check_size(path, path.stat().st_size, info, place.at)
+            return True
+        return False
+
+    def places(self, segments: Iterable[SegmentInfo]) -> dict[str, Place]:
+        """Return where segments lie, by name. Raises Damaged."""
+        names = [info.name for info in segments]
+        return self.catalogue.read(lambda txn: {name: places.find(txn, name) for name in names})
 
     def segment(self, info: SegmentInfo, schema: Schema) -> MappedSegment:
         """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO."""
-        found = self.segments.get(info, schema)
+        before, found = None, None
+        # A publication of the same content may move it, and gc then removes the old file.
+        while found is None and (place := self.places([info])[info.name]) != before:
+            found, before = self.segments.get(info, schema, place), place
         if found is None:
             raise Damaged(
                 f"segment {info.name} is missing: restore it with an import of an export, or build the "

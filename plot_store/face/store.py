@@ -352,7 +352,7 @@ class Store(_Branches):
 
     def snapshot(self, folder: str | Path) -> Snapshot:
         """Write a consistent copy of the store into an empty folder of the same file system. It takes about
-        one link for each segment. Other processes may publish, delete and collect meanwhile.
+        one link for each file of segments. Other processes may publish, delete and collect meanwhile.
 
         Raises Damaged (the catalogue), StoreFull, StoreIO.
         """
@@ -395,7 +395,7 @@ class Store(_Branches):
         entries: Counter[int] = Counter({3: 0, 2: 0, 1: 0})
         for version in current.values():
             entries.update(version.entries)
-        segments = sum(names.is_segment(file.name) for file in environment.folder.iterdir())
+        segments = sum(names.is_file(file.name) for file in environment.folder.iterdir())
         size = folder_bytes(environment.path)
         return StoreInfo(
             str(environment.path), record["format"], size, segments, len(refs), versions, dict(entries)

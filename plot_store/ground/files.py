@@ -77,34 +77,61 @@ def write_all(fd: int, chunk: Buffer) -> int:
     return size
 
 
+class TemporaryFile:
+    """A new file under a temporary name, written from beginning to end.
+
+    The caller ends it by `sync` or `discard`. Every method raises StoreFull, StoreIO.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{uuid.uuid4().hex}{TEMPORARY}"
+        self.size = 0  # bytes written
+        self._begun = 0  # bytes whose write-back has begun
+        self._doing = f"writing {self.path.name} in {folder}"
+        with convert_os_errors(self._doing):
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, chunk: Buffer) -> None:
+        """Add bytes."""
+        with convert_os_errors(self._doing):
+            self.size += write_all(self._fd, chunk)
+            if self.size - self._begun >= _FLUSH_BYTES:
+                _start_writeback(self._fd, self._begun, self.size - self._begun)
+                self._begun = self.size
+
+    def sync(self) -> Path:
+        """Make the file durable and close it. Returns its path."""
+        try:
+            with convert_os_errors(self._doing):
+                sync_file(self._fd)
+        finally:
+            self._close()
+        return self.path
+
+    def discard(self) -> None:
+        """Close and remove the file, if it is still there under this name."""
+        self._close()
+        remove(self.path)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def write_temporary(folder: Path, chunks: Iterable[Buffer]) -> Path:
     """Write and sync a file under a temporary name. On any failure no file remains.
 
     Raises StoreFull, StoreIO.
     """
-    path = folder / f"{uuid.uuid4().hex}{TEMPORARY}"
+    file = TemporaryFile(folder)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            _write_chunks(fd, chunks)
-            sync_file(fd)
-        finally:
-            os.close(fd)
-    except BaseException as error:
-        remove(path)
-        if isinstance(error, OSError):
-            raise io_error(error, f"writing {path.name} in {folder}") from error
+        for chunk in chunks:
+            file.write(chunk)
+        return file.sync()
+    except BaseException:
+        file.discard()
         raise
-    return path
-
-
-def _write_chunks(fd: int, chunks: Iterable[Buffer]) -> None:
-    end = begun = 0
-    for chunk in chunks:
-        end += write_all(fd, chunk)
-        if end - begun >= _FLUSH_BYTES:
-            _start_writeback(fd, begun, end - begun)
-            begun = end
 
 
 def _start_writeback(fd: int, start: int, size: int) -> None:

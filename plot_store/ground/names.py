@@ -12,6 +12,7 @@ _PARTS: Final = 7
 _REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,{_PARTS - 1}}}")
 _ID: Final = re.compile(r"v[0-9a-f]{32}")
 _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
+_FILE: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index|pack)")
 _BUILD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
@@ -29,8 +30,13 @@ def is_ref(text: Any) -> bool:
 
 
 def is_segment(text: Any) -> bool:
-    """Return whether the text has the form of a segment's file name."""
+    """Return whether the text has the form of a segment's name."""
     return _is(_SEGMENT, text)
+
+
+def is_file(text: Any) -> bool:
+    """Return whether the text has the form of the name of a file that holds segments."""
+    return _is(_FILE, text)
 
 
 def check_ref(ref: str) -> str:

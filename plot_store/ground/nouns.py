@@ -79,9 +79,9 @@ class Schema:
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """The record of one immutable file of a version."""
+    """The record of one immutable segment of a version."""
 
-    name: str  # file name under segments/: "<digest>.rows" or "<digest>.index"
+    name: str  # "<digest>.rows" or "<digest>.index"
     kind: Kind
     order: int  # 1..n
     count: int  # number of rows, or of distinct n-grams in an index
@@ -89,8 +89,16 @@ class SegmentInfo:
 
     @property
     def digest(self) -> str:
-        """xxh3-128 of the whole file, 32 hexadecimal digits."""
+        """xxh3-128 of the whole segment, 32 hexadecimal digits."""
         return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a segment's bytes in this store. It is no part of a version: another store has another."""
+
+    file: str  # file name under segments/: the segment's own name, or "<digest>.pack"
+    at: int = 0  # bytes before the segment in this file
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ class StoreInfo:
     path: str
     format: int
     bytes: int  # size on disk, catalogue included
-    segments: int  # number of segment files
+    segments: int  # number of files of segments
     refs: int
     versions: int
     entries: dict[int, int]  # distinct n-grams by order, over the refs' current versions

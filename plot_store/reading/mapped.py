@@ -50,10 +50,11 @@ def map_chain(
     """
     runs: list[ops.IndexRun] = []
     segments: list[MappedSegment] = []
+    places = environment.places(info for version in chain for info in version.segments)
     for depth, version in enumerate(chain):
         opened: dict[str, MappedSegment] = {}
         for info in version.segments:
-            segment = environment.segments.get(info, version.schema)
+            segment = environment.segments.get(info, version.schema, places[info.name])
             if segment is None:
                 return None, info.name
             opened[info.name] = segment

@@ -7,6 +7,7 @@ usual limit of 1,024 open files at 64 GB. The operating system needs no descript
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import weakref
 from pathlib import Path
@@ -54,9 +55,9 @@ def map_read_only(fd: int, size: int) -> Bytes:
     """
     if len(_MAPPED) >= _MAX_MAPPED:
         raise StoreIO(
-            f"this process has {len(_MAPPED)} segments mapped, and may have {_MAX_MAPPED + _SPARE} mappings "
-            "in total: compact the refs (fewer, larger segments), close readers, or raise vm.max_map_count "
-            "(sysctl)"
+            f"this process has {len(_MAPPED)} files of segments mapped, and may have {_MAX_MAPPED + _SPARE} "
+            "mappings in total: compact the refs (fewer, larger files), close readers, or raise "
+            "vm.max_map_count (sysctl)"
         )
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
@@ -88,24 +89,33 @@ _MAX_MAPPED: Final = _max_mapped()
 
 
 def fault_in(raw: Bytes) -> None:
-    """Populate the page table for a whole mapped file (Linux 5.14), so that later access does not fault.
+    """Populate the page table for mapped memory (Linux 5.14), so that later access does not fault.
 
-    Meant for files that were just read. Only a hint: a failure is ignored.
+    Meant for what was just read. Only a hint: a failure is ignored.
     """
-    _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_POPULATE_READ)
+    _LIBC.madvise(*_pages(raw), _MADV_POPULATE_READ)
 
 
 def let_go(raw: Bytes) -> None:
-    """Drop a mapped file from the page table, so that it no longer counts as this process's memory.
+    """Drop mapped memory from the page table, so that it no longer counts as this process's memory.
 
     The system's cache keeps the file, so later access only faults. Only a hint: a failure is ignored.
     """
-    _LIBC.madvise(raw.ctypes.data, raw.size, _MADV_DONTNEED)
+    _LIBC.madvise(*_pages(raw), _MADV_DONTNEED)
 
 
 def read_soon(raw: Bytes) -> None:
-    """Start reading a whole mapped file into memory, without waiting."""
-    will_need(np.array([[raw.ctypes.data, raw.size]], np.uint64))
+    """Start reading mapped memory, without waiting."""
+    will_need(np.array([_pages(raw)], np.uint64))
+
+
+def _pages(raw: Bytes) -> tuple[int, int]:
+    """Return the address and bytes of mapped memory, from the beginning of its first page.
+
+    A segment begins at a multiple of 4096 bytes, which is no page boundary where pages are larger.
+    """
+    before = raw.ctypes.data % mmap.PAGESIZE
+    return raw.ctypes.data - before, raw.size + before
 
 
 def will_need(ranges: NDArray[np.uint64]) -> None:

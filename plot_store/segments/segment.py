@@ -1,11 +1,15 @@
-"""Immutable segments: files named by the hash of their content, written, mapped and validated."""
+"""Immutable segments, named by the hash of their content: mapped and validated.
+
+A file holds one segment, or several, each at a multiple of 4096 bytes. It is mapped once, as a whole, however
+many of its segments are open: a process may have only some 65,000 mappings.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,92 +21,43 @@ from hmi_kernels.lookup.ops import RowsView, check_rows, index_filter
 from numpy.typing import NDArray
 
 from plot_store.ground.errors import Damaged
-from plot_store.ground.files import convert_os_errors, write_temporary
-from plot_store.ground.nouns import Kind, Schema, SegmentInfo
+from plot_store.ground.files import convert_os_errors
+from plot_store.ground.nouns import Place, Schema, SegmentInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.mapping import fault_in, map_read_only, read_soon
 
 _ALL = np.uint64((1 << 64) - 1)
+MapFile = Callable[[Path, int], "MappedFile"]  # (path, descriptor)
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A written and synced segment that still has its temporary name."""
+@dataclass(frozen=True, eq=False)
+class MappedFile:
+    """A whole file mapped into memory. Its array stays valid after the file is unlinked."""
 
     path: Path
-    info: SegmentInfo
+    inode: tuple[int, int]  # (device, inode number)
+    raw: Bytes  # uint8 [file]
 
-
-class _Sums:
-    """Checksums of a byte stream: one for each block, and one of the whole."""
-
-    def __init__(self) -> None:
-        self.whole = xxhash.xxh3_128()
-        self.sums: list[int] = []
-        self._block = xxhash.xxh3_64()
-        self._room = fmt.BLOCK
-
-    def pieces(self, chunk: memoryview) -> Iterator[memoryview]:
-        """Add a chunk. Yields it again, cut at block boundaries."""
-        while chunk.nbytes:
-            piece = chunk[: self._room]
-            self._block.update(piece)
-            self.whole.update(piece)
-            self._room -= piece.nbytes
-            if self._room == 0:
-                self.close()
-            chunk = chunk[piece.nbytes :]
-            yield piece
-
-    def close(self) -> None:
-        """Finish the last block, unless it is empty."""
-        if self._room < fmt.BLOCK:
-            self.sums.append(self._block.intdigest())
-            self._block.reset()
-            self._room = fmt.BLOCK
-
-
-def write_segment(
-    folder: Path, base: fmt.SegmentHeader, data: memoryview, covers: list[tuple[str, int]]
-) -> Draft:
-    """Write rows or index slots as a synced temporary file.
-
-    base: the independent fields of the header. covers: (digest, rows) of the segments an index covers. Raises
-    StoreFull, StoreIO; no file is left then.
-    """
-    layout = fmt.layout_of(base)
-    assert data.nbytes == layout.data_bytes
-    assert len(covers) == layout.covers
-    state = _Sums()
-
-    def chunks() -> Iterator[memoryview | bytes]:
-        front = (fmt.header(layout) + fmt.pack_covers(covers)).ljust(layout.data_at, b"\0")
-        gap = bytes(layout.checks_at - layout.data_at - layout.data_bytes)
-        for part in (memoryview(front), data.cast("B"), memoryview(gap)):
-            yield from state.pieces(part)
-        state.close()
-        tail = fmt.table(state.sums)
-        state.whole.update(tail)
-        yield tail
-
-    path = write_temporary(folder, chunks())
-    name = f"{state.whole.hexdigest()}.{layout.suffix}"
-    kind: Kind = "rows" if layout.kind == fmt.ROWS else "index"
-    return Draft(path, SegmentInfo(name, kind, layout.order, layout.count, layout.file_bytes))
+    @property
+    def is_current(self) -> bool:
+        """False if a rebuild or import has replaced the file with a new copy."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return True  # the file was collected since, so the mapping is the only copy
+        return (found.st_dev, found.st_ino) == self.inode
 
 
 class MappedSegment:
-    """A segment file mapped into memory. Its arrays stay valid after the file is unlinked."""
+    """A segment of a mapped file."""
 
-    def __init__(
-        self, path: Path, info: SegmentInfo, layout: fmt.SegmentHeader, raw: Bytes, inode: tuple[int, int]
-    ) -> None:
-        self.path = path
+    def __init__(self, file: MappedFile, at: int, info: SegmentInfo, layout: fmt.SegmentHeader) -> None:
+        self.file = file
+        self.at = at  # bytes before it in the file
         self.info = info
         self.layout = layout
         self._cut = False  # its file has become shorter, and may have been replaced since
-        self.inode = inode  # (device, inode number) of the file
-        self.raw = raw  # uint8 [file]
+        self.raw = file.raw[at : at + info.bytes]
         self.view = _view(layout, self.data) if layout.kind == fmt.ROWS else None
 
     @property
@@ -144,11 +99,11 @@ class MappedSegment:
         or replaced keeps its bytes as long as it is mapped.
         """
         try:
-            found = os.stat(self.path)
+            found = os.stat(self.file.path)
         except OSError:  # collected
             found = None
-        if found is not None and found.st_size < self.info.bytes:
-            self._cut |= (found.st_dev, found.st_ino) == self.inode
+        if found is not None and found.st_size < self.at + self.info.bytes:
+            self._cut |= (found.st_dev, found.st_ino) == self.file.inode
         if self._cut:
             raise Damaged(
                 f"segment {self.info.name} has been cut to fewer than {self.info.bytes} bytes: restore it "
@@ -156,7 +111,7 @@ class MappedSegment:
             )
 
     def check_whole(self) -> None:
-        """Raises Damaged unless the whole file matches the hash in its name."""
+        """Raises Damaged unless the whole segment matches the hash in its name."""
         if xxhash.xxh3_128_hexdigest(self.raw.data) != self.info.digest:
             raise _damaged(self.info)
 
@@ -196,10 +151,13 @@ def _view(layout: fmt.SegmentHeader, data: Bytes) -> RowsView:
     return RowsView(data.reshape(layout.count, layout.stride), verified)
 
 
-def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment:
+def open_segment(
+    path: Path, info: SegmentInfo, schema: Schema, at: int = 0, map_file: MapFile | None = None
+) -> MappedSegment:
     """Map a segment, after checking its size, header and checksum table against the manifest.
 
     An index is also read whole and compared with the hash in its name. Rows are checked at their first use.
+    at: bytes before the segment in the file. map_file: gives the mapping; by default a new one.
     Raises Damaged, FormatTooNew, StoreIO, and _Gone if there is no such file.
     """
     with convert_os_errors(f"opening segment {info.name}"):
@@ -208,29 +166,38 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
         except FileNotFoundError:
             raise _Gone(str(path)) from None
         try:
-            status = os.fstat(fd)
-            layout = _check_header(fd, status.st_size, info, schema)
+            check_size(path, os.fstat(fd).st_size, info, at)
+            layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, at), info.name)
+            check_agreement(layout, info, schema)
             if info.kind == "index":
-                _check_content(fd, info)
-            raw = map_read_only(fd, info.bytes)
+                _check_content(fd, info, at)
+            file = (map_file or map_whole)(path, fd)
         finally:
             os.close(fd)
-    segment = MappedSegment(path, info, layout, raw, (status.st_dev, status.st_ino))
+    segment = MappedSegment(file, at, info, layout)
     if info.kind == "index":
-        fault_in(raw)
+        fault_in(segment.raw)
     segment.sums()
     return segment
 
 
-def _check_header(fd: int, size: int, info: SegmentInfo, schema: Schema) -> fmt.SegmentHeader:
-    if size != info.bytes or size < fmt.HEADER_BYTES:
+def map_whole(path: Path, fd: int) -> MappedFile:
+    """Map an open file. Raises OSError, StoreIO (too many mappings)."""
+    status = os.fstat(fd)
+    return MappedFile(path, (status.st_dev, status.st_ino), map_read_only(fd, status.st_size))
+
+
+def check_size(path: Path, size: int, info: SegmentInfo, at: int) -> None:
+    """Raises Damaged unless a file of `size` bytes can hold the segment there.
+
+    A file that has the segment's own name holds nothing else.
+    """
+    whole = size == info.bytes if path.name == info.name else size >= at + info.bytes
+    if not whole or info.bytes < fmt.HEADER_BYTES:
         raise Damaged(
-            f"segment {info.name} has {size} bytes, the manifest says {info.bytes}: restore it with an "
-            "import of an export, or build the version again"
+            f"the file {path.name} of segment {info.name} has {size} bytes, the manifest says "
+            f"{at + info.bytes}: restore it with an import of an export, or build the version again"
         )
-    layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, 0), info.name)
-    check_agreement(layout, info, schema)
-    return layout
 
 
 def check_agreement(layout: fmt.SegmentHeader, info: SegmentInfo, schema: Schema) -> None:
@@ -251,13 +218,13 @@ def check_agreement(layout: fmt.SegmentHeader, info: SegmentInfo, schema: Schema
         raise Damaged(f"segment {info.name} differs from its manifest: export it again, or build it again")
 
 
-def _check_content(fd: int, info: SegmentInfo) -> None:
-    """Compare the whole file with the hash in its name. Raises Damaged, OSError.
+def _check_content(fd: int, info: SegmentInfo, at: int) -> None:
+    """Compare a whole segment with the hash in its name. Raises Damaged, OSError.
 
     The file is read, not mapped: a bad sector then gives an error instead of a fatal signal.
     """
-    whole, block, at = xxhash.xxh3_128(), memoryview(bytearray(fmt.BLOCK)), 0
-    while read := os.preadv(fd, [block], at):
+    whole, block, end = xxhash.xxh3_128(), memoryview(bytearray(fmt.BLOCK)), at + info.bytes
+    while read := os.preadv(fd, [block[: end - at]], at):
         whole.update(block[:read])
         at += read
     if whole.hexdigest() != info.digest:
@@ -273,39 +240,45 @@ class _Gone(Exception):
 
 
 class SegmentCache:
-    """The mapped segments of a store, each mapped once while a reader holds it. Thread-safe."""
+    """The mapped files and segments of a store, each once while a reader holds it. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
         self._lock = threading.Lock()
-        self._live: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
+        self._segments: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
+        self._files: weakref.WeakValueDictionary[str, MappedFile] = weakref.WeakValueDictionary()
 
-    def get(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
+    def get(self, info: SegmentInfo, schema: Schema, place: Place) -> MappedSegment | None:
         """Return the mapped segment; None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
-        path = self.folder / info.name
+        path = self._folder / place.file
         with self._lock:
-            found = self._live.get(info.name)
-        if found is not None and _is_current(path, found.inode):
+            found = self._segments.get(info.name)
+        if found is not None and (found.file.path, found.at) == (path, place.at) and found.file.is_current:
             found.check_size()
             check_agreement(found.layout, info, schema)
             return found
         try:
-            opened = open_segment(path, info, schema)
+            opened = open_segment(path, info, schema, place.at, self._map)
         except _Gone:
             return None
         with self._lock:
-            # Another thread may have opened the segment meanwhile: keep one mapping.
-            other = self._live.get(info.name)
-            if other is not None and other.inode == opened.inode:
+            # Another thread may have opened the segment meanwhile: keep one, for its checked rows.
+            other = self._segments.get(info.name)
+            if other is not None and (other.file, other.at) == (opened.file, opened.at):
                 return other
-            self._live[info.name] = opened
+            self._segments[info.name] = opened
         return opened
 
-
-def _is_current(path: Path, inode: tuple[int, int]) -> bool:
-    """False if a rebuild or import has replaced the mapped file with a new copy."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return True  # the file was collected since, so the mapping is the only copy
-    return (found.st_dev, found.st_ino) == inode
+    def _map(self, path: Path, fd: int) -> MappedFile:
+        """Map an open file, unless it is mapped already. Raises OSError, StoreIO."""
+        status = os.fstat(fd)
+        with self._lock:
+            found = self._files.get(path.name)
+            # A file that was cut and became whole again is mapped anew.
+            if (
+                found is None
+                or found.inode != (status.st_dev, status.st_ino)
+                or found.raw.size < status.st_size
+            ):
+                found = self._files[path.name] = map_whole(path, fd)
+        return found

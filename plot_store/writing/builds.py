@@ -55,10 +55,9 @@ def open_build(
             _check_same(txn, build, found, ref, schema, ancestor if parent is not None else None, extend)
         base_version = version_tree.get_version(txn, found.base) if found.base is not None else None
         _check_schema(schema, ancestor, base_version)
-        kept = _present(environment, found.segments)
-        sealed = (
-            found.sealed if found.sealed is not None and all(map(environment.holds, found.sealed)) else None
-        )
+        kept = _present(environment, txn, found.segments)
+        whole = found.sealed is not None and all(environment.holds(txn, info) for info in found.sealed)
+        sealed = found.sealed if whole else None
         record = replace(found, owner=uuid.uuid4().hex, segments=kept, sealed=sealed, touched=time.time())
         version_tree.put_build(txn, build, record)
         return Opened(build, record, current, base_version)
@@ -178,12 +177,14 @@ def _check_schema(schema: Schema, ancestor: VersionInfo | None, base: VersionInf
         )
 
 
-def _present(environment: Environment, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
+def _present(
+    environment: Environment, txn: CatalogueTxn, segments: tuple[SegmentInfo, ...]
+) -> tuple[SegmentInfo, ...]:
     """Return the finished segments whose files exist; per order, only those before the first lost one."""
     lost: set[int] = set()
     kept: list[SegmentInfo] = []
     for info in segments:
-        if not environment.holds(info):
+        if not environment.holds(txn, info):
             lost.add(info.order)
         if info.order not in lost:
             kept.append(info)

@@ -16,8 +16,7 @@ from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged, Invalid
 from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Draft, write_segment
-from plot_store.writing.promote import discard
+from plot_store.segments.drafts import Drafts
 
 MAX_SALTS: Final = 64
 MAX_RUNS: Final = 4  # indexes of one order in one version; one more merges the newest of them
@@ -39,7 +38,6 @@ class SegmentPlan:
     """The segments of a version to be published."""
 
     segments: tuple[SegmentInfo, ...]  # all, oldest first
-    drafts: tuple[Draft, ...]  # the new indexes among them, still under temporary names
     own: tuple[SegmentInfo, ...]  # the build's rows and the new indexes
     merges: bool  # whether a new index covers rows of the base, too
 
@@ -57,32 +55,32 @@ class SegmentPlan:
 
 
 def plan(
-    environment: Environment, record: BuildRecord, base: VersionInfo | None, known: Mapping[str, Keys]
+    environment: Environment,
+    record: BuildRecord,
+    base: VersionInfo | None,
+    known: Mapping[str, Keys],
+    drafts: Drafts,
 ) -> SegmentPlan:
     """Index the build's segments. An extending build keeps its base's indexes while they are few.
 
-    known: keys of new segments by name, which then need not be read again. Raises StoreFull, StoreIO,
-    Damaged, Invalid (too many rows for one index).
+    known: keys of new segments by name, which then need not be read again. drafts: takes the new indexes.
+    Raises StoreFull, StoreIO, Damaged, Invalid (too many rows for one index).
     """
     old = [] if base is None else list(base.segments)
-    drafts: list[Draft] = []
+    indexes: list[SegmentInfo] = []
     merges = False
-    try:
-        for order in record.schema.orders:
-            fresh = [s for s in record.segments if s.order == order]
-            if not fresh:
-                continue
-            runs = [s for s in old if s.order == order and s.kind == "index"]
-            merged = _merged(runs, sum(s.count for s in fresh)) if len(runs) >= MAX_RUNS else []
-            covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
-            drafts.append(_write_index(environment, record.schema, order, covered, known))
-            old = [s for s in old if s not in merged]
-            merges = merges or bool(merged)
-    except BaseException:
-        discard(drafts)
-        raise
-    own = (*record.segments, *(draft.info for draft in drafts))
-    return SegmentPlan(tuple(_last_of_each([*old, *own])), tuple(drafts), own, merges)
+    for order in record.schema.orders:
+        fresh = [s for s in record.segments if s.order == order]
+        if not fresh:
+            continue
+        runs = [s for s in old if s.order == order and s.kind == "index"]
+        merged = _merged(runs, sum(s.count for s in fresh)) if len(runs) >= MAX_RUNS else []
+        covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
+        indexes.append(_write_index(environment, record.schema, order, covered, known, drafts))
+        old = [s for s in old if s not in merged]
+        merges = merges or bool(merged)
+    own = (*record.segments, *indexes)
+    return SegmentPlan(tuple(_last_of_each([*old, *own])), own, merges)
 
 
 def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
@@ -124,7 +122,8 @@ def _write_index(
     order: int,
     covered: list[SegmentInfo],
     known: Mapping[str, Keys],
-) -> Draft:
+    drafts: Drafts,
+) -> SegmentInfo:
     keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
     covers = [(segment.digest, segment.count) for segment in covered]
     direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
@@ -146,7 +145,7 @@ def _write_index(
         format=schema.format,
         salt=built.salt,
     )
-    return write_segment(environment.folder, base, built.slots.data, covers)
+    return drafts.add(base, built.slots.data, covers)
 
 
 def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:

@@ -1,39 +1,52 @@
-"""Renaming finished segment files and unlinking dead ones, both inside a write transaction of the catalogue.
+"""Renaming finished files of segments and unlinking dead ones, both in write transactions of the catalogue.
 
 So LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file
-also registers it, and a file is unlinked only if no record names it while the lock is held.
+also registers its segments, and a file is unlinked only if no record names one that lies there while the lock
+is held. A crash may keep a record of where a segment lay and remove the file. That is harmless, since nothing
+names the segment, and the next collection removes the record.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
-from plot_store.catalogue import changes, version_tree
+from plot_store.catalogue import changes, places, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.changes import Seen
 from plot_store.database.database import give_way
 from plot_store.environment.environment import Environment
-from plot_store.ground import files
+from plot_store.ground import files, names
 from plot_store.ground.errors import StoreIO
 from plot_store.ground.files import convert_os_errors, remove
-from plot_store.segments.segment import Draft
+from plot_store.segments.drafts import Draft
 
 
-def promote(folder: Path, drafts: Iterable[Draft]) -> None:
-    """Rename synced temporary files to their final names, and sync the folder. Idempotent.
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep removed: names of segments, and of files, which have the bytes."""
 
-    An existing file of that name is replaced: it has the same content, or is damaged. Raises StoreIO.
+    segments: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def promote(environment: Environment, txn: CatalogueTxn, drafts: Iterable[Draft]) -> None:
+    """Rename synced temporary files to their final names, sync the folder, and record what lies in them.
+
+    An existing file of that name is replaced: it has the same content, or is damaged. A segment that lies
+    elsewhere already is from now on looked for here. Idempotent. Raises StoreIO.
     """
+    folder = environment.folder
     with convert_os_errors(f"naming segments in {folder}"):
         for draft in drafts:
             if draft.path.exists():
-                os.replace(draft.path, folder / draft.info.name)
-            elif not (folder / draft.info.name).exists():
+                os.replace(draft.path, folder / draft.file)
+            elif not (folder / draft.file).exists():
                 raise StoreIO(
                     f"{draft.path} vanished before it was named: let nothing else write there; build again"
                 )
+            places.put(txn, draft.file, [(info.name, at) for info, at in draft.pieces])
         files.sync_folder(folder)
 
 
@@ -43,36 +56,69 @@ def discard(drafts: Iterable[Draft]) -> None:
         remove(draft.path)
 
 
-def sweep(environment: Environment, names: Iterable[str]) -> list[str]:
-    """Unlink those of these files that no record names, in short write transactions. Returns their names.
+def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[str] = ()) -> Swept:
+    """Remove those of these segments that no record names, and those of these files that hold none.
 
-    Reading all records would hold the write lock for long, so a snapshot is read, and each transaction looks
-    only at the builds and versions recorded since: a file without a name comes back to life in no other way.
+    It takes short write transactions. Reading all records would hold the write lock for long, so a snapshot
+    is read, and each transaction looks only at the builds and versions recorded since: a segment without a
+    name comes back to life in no other way. A file goes with its last segment.
     """
-    wanted = list(names)
+    wanted: list[_Segment | _File] = [*map(_Segment, segments), *map(_File, orphans)]
     if not wanted:
-        return []
+        return Swept((), ())
 
-    def find(txn: CatalogueTxn) -> tuple[Seen, list[str]]:
+    def find(txn: CatalogueTxn) -> tuple[Seen, list[_Segment | _File]]:
         named = version_tree.named_segments(txn)
-        return changes.look(txn, (version_tree.BUILD,)), [name for name in wanted if name not in named]
+        left = [item for item in wanted if not item.is_needed(txn, named)]
+        return changes.look(txn, (version_tree.BUILD,)), left
 
     seen, left = environment.catalogue.read(find)
 
-    def unlink_some(txn: CatalogueTxn) -> tuple[int, list[str]]:
+    def remove_some(txn: CatalogueTxn) -> tuple[int, Swept]:
         live = changes.named_since(txn, changes.since(txn, seen))
-        done, gone = 0, []
-        for name in changes.briefly(left):
+        done, gone, unlinked = 0, list[str](), list[str]()
+        for item in changes.briefly(left):
             done += 1
-            if name not in live and remove(environment.folder / name):
-                gone.append(name)
-        return done, gone
+            if item.is_needed(txn, live):
+                continue
+            if isinstance(item, _Segment):
+                file = places.drop(txn, item.name)
+                gone.append(item.name)
+            else:
+                file = item.name
+            if file is not None and remove(environment.folder / file):
+                unlinked.append(file)
+        return done, Swept(tuple(gone), tuple(unlinked))
 
-    found: list[str] = []
+    found = Swept((), ())
     while left:
-        done, gone = environment.catalogue.write(unlink_some)
-        found += gone
+        done, some = environment.catalogue.write(remove_some)
+        found = Swept(found.segments + some.segments, found.files + some.files)
         left = left[done:]
         if left:
             give_way()
     return found
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A segment that may have to go."""
+
+    name: str
+
+    def is_needed(self, txn: CatalogueTxn, live: set[str]) -> bool:
+        """Return whether it is among the live ones."""
+        return self.name in live
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that may have to go."""
+
+    name: str
+
+    def is_needed(self, txn: CatalogueTxn, live: set[str]) -> bool:
+        """Return whether one of the live segments lies in it."""
+        if names.is_segment(self.name):
+            return self.name in live and places.find(txn, self.name).file == self.name
+        return places.is_used(txn, self.name)

@@ -20,7 +20,7 @@ from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
-from plot_store.segments.segment import Draft
+from plot_store.segments.drafts import Draft
 from plot_store.writing import builds
 from plot_store.writing.promote import promote
 
@@ -75,7 +75,7 @@ def publish(environment: Environment, request: PublishRequest, drafts: Sequence[
         builds.still_ours(txn, request.build, request.record)
         ready, previous = _ready(txn, request)
         if drafts:
-            promote(environment.folder, drafts)
+            promote(environment, txn, drafts)
         return record_version(txn, ready, previous, created)
 
     return environment.catalogue.write(body)

@@ -22,9 +22,9 @@ from plot_store.catalogue import version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
-from plot_store.ground.nouns import VersionInfo
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
-from plot_store.segments.segment import Draft, write_segment
+from plot_store.segments.drafts import Draft, Drafts
 from plot_store.writing import builds, promote, publication
 
 IN_FLIGHT: Final = 2
@@ -77,15 +77,15 @@ class SegmentWriter:
         if self._failure is not None:
             raise self._failure
 
-    def write(self, order: int, rows: Bytes) -> Draft:
-        """Write rows as a synced file under a temporary name. Raises StoreFull, StoreIO."""
+    def write(self, drafts: Drafts, order: int, rows: Bytes) -> SegmentInfo:
+        """Write rows as a segment. Raises StoreFull, StoreIO."""
         base = fmt.rows_layout(self._record.schema, order, rows.shape[0])
         self._environment.check_room(rows.nbytes, "a segment")
-        draft = write_segment(self._environment.folder, base, rows.reshape(-1).data, [])
+        info = drafts.add(base, rows.reshape(-1).data, [])
         kept = sum(keys.nbytes for keys in self.keys.values())
         if kept + 8 * rows.shape[0] * layout.words(order) <= KEYS_BYTES:
-            self.keys[draft.info.name] = layout.row_keys(rows, order)
-        return draft
+            self.keys[info.name] = layout.row_keys(rows, order)
+        return info
 
     def register(self, drafts: Sequence[Draft], record: BuildRecord) -> None:
         """Rename finished files and write the build's new record, in one transaction.
@@ -95,7 +95,7 @@ class SegmentWriter:
 
         def body(txn: CatalogueTxn) -> None:
             builds.still_ours(txn, self._build, record)
-            promote.promote(self._environment.folder, drafts)
+            promote.promote(self._environment, txn, drafts)
             version_tree.put_build(txn, self._build, record)
 
         self._environment.catalogue.write(body)
@@ -109,7 +109,7 @@ class SegmentWriter:
         def body(txn: CatalogueTxn) -> VersionInfo:
             builds.still_ours(txn, self._build, record)
             base = publication.successor(txn, record)
-            promote.promote(self._environment.folder, drafts)
+            promote.promote(self._environment, txn, drafts)
             version_tree.put_build(txn, self._build, replace(record, base=base.id, touched=time.time()))
             return base
 
@@ -130,17 +130,15 @@ class SegmentWriter:
     def _send(self, order: int, rows: Bytes) -> None:
         if self._failure is not None:
             return
+        drafts = Drafts(self._environment.folder)
         try:
-            draft = self.write(order, rows)
-            try:
-                grown = replace(
-                    self._record, segments=(*self._record.segments, draft.info), touched=time.time()
-                )
-                self.register([draft], grown)
-            finally:
-                promote.discard([draft])
+            info = self.write(drafts, order, rows)
+            grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
+            self.register(drafts.finish(), grown)
         except BaseException as error:
             self._failure = error  # `check` raises it in the caller's thread
             return
+        finally:
+            drafts.discard()
         if order not in self._spare:
             self._spare[order] = rows

@@ -28,7 +28,7 @@ from plot_store.ground.ngrams import check_ngrams, check_order, check_rows
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.mapped import map_chain
 from plot_store.reading.reader import Reader
-from plot_store.segments.segment import Draft
+from plot_store.segments.drafts import Draft, Drafts
 from plot_store.writing import builds, indexing, promote, publication
 from plot_store.writing.builds import Opened
 from plot_store.writing.publication import ANY, AS_OPENED, ON_TOP, Expect, Moved, PublishRequest
@@ -200,8 +200,7 @@ class Writer:
 
     def _move(self, left: _Leftover) -> None:
         """Go on from the version that is current now. Finished rows are kept, and only indexes made anew."""
-        rows = [draft for draft in left.drafts if draft.info.kind == "rows"]
-        self._base = self._segments.move(rows, replace(left.record, sealed=None))
+        self._base = self._segments.move(left.drafts, replace(left.record, sealed=None))
         self._buffers.clear()
 
     def abort(self) -> None:
@@ -237,21 +236,23 @@ class Writer:
             return _Leftover(record, record.sealed, ())
         self._segments.drain()
         record = self._segments.record
-        drafts: list[Draft] = []
+        drafts = Drafts(self._environment.folder)
         try:
             known: dict[str, Keys] = {}
             for order in sorted(self._buffers, reverse=True):
-                buffer = self._buffers[order]
-                if buffer.used:
-                    drafts.append(self._segments.write(order, buffer.rows[: buffer.used]))
-                    known[drafts[-1].info.name] = row_keys(buffer.rows[: buffer.used], order)
-            record = replace(record, segments=(*record.segments, *(draft.info for draft in drafts)))
+                rows = self._buffers[order].rows[: self._buffers[order].used]
+                if len(rows):
+                    info = self._segments.write(drafts, order, rows)
+                    known[info.name] = row_keys(rows, order)
+                    record = replace(record, segments=(*record.segments, info))
             self._environment.check_room(SLOT_BYTES * sum(s.count for s in record.segments), "an index")
-            plan = indexing.plan(self._environment, record, self._base, {**self._segments.keys, **known})
+            plan = indexing.plan(
+                self._environment, record, self._base, {**self._segments.keys, **known}, drafts
+            )
+            return _Leftover(record, plan.segments, tuple(drafts.finish()), plan.onto)
         except BaseException:
-            promote.discard(drafts)
+            drafts.discard()
             raise
-        return _Leftover(record, plan.segments, (*drafts, *plan.drafts), plan.onto)
 
     def _unseal(self) -> None:
         """Undo `seal`: new entries make its indexes outdated."""

@@ -26,13 +26,8 @@ def damage_key(store: Store, ref: str, row: int = 2) -> str:
     """Change the key of one trigram in the ref's oldest rows, as a failing disk
     may; return the file's name."""
     name = next(s.name for s in store.version(ref).segments if s.kind == "rows" and s.order == 3)
-    path = store.path / "segments" / name
     stride = store.reader(ref)._open().table.runs[0].segments[0].rows.shape[1]
-    data = bytearray(path.read_bytes())
-    data[4096 + row * stride] ^= 1
-    beside = path.with_name("beside")
-    beside.write_bytes(data)
-    beside.replace(path)
+    lab.piece(store, name).flip(4096 + row * stride)
     return name
 
 

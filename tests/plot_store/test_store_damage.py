@@ -25,19 +25,6 @@ from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment, open_segment
 
 
-def flip(path: Path, at: int, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << bit
-    replace(path, bytes(data))
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file by other bytes; a process that has mapped the old file still sees the old bytes."""
-    beside = path.with_name("beside")
-    beside.write_bytes(data)
-    beside.replace(path)
-
-
 def stored(made: lab.Content) -> list[list[int]]:
     """Texts that use every entry: each n-gram as a text."""
     return [ngram.tolist() for ngrams, _ in made.values() for ngram in ngrams]
@@ -58,11 +45,11 @@ def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(
     refused = 0
     for turn in range(150):
         info = version.segments[turn % len(version.segments)]
-        path = store.path / "segments" / info.name
-        good = path.read_bytes()
+        piece = lab.piece(store, info.name)
+        good = piece.read_bytes()
         everywhere = (0, 256), (4096, len(good)), (len(good) - 32, len(good))
         at = int(rng.integers(*everywhere[turn % 3]))
-        flip(path, at, int(rng.integers(0, 8)))
+        piece.flip(at, int(rng.integers(0, 8)))
         report = store.verify("r")
         assert not report.ok, (info, at)
         assert info.name in {damage.segment for damage in report.damages}
@@ -73,7 +60,7 @@ def test_every_bit_flip_is_found_and_no_wrong_vector_is_given(
                 assert np.array_equal(found.order, hits.order)
         except (Damaged, FormatTooNew):
             refused += 1
-        replace(path, good)
+        piece.write_bytes(good)
     assert refused > 50
     with store.reader("r") as reader:
         lab.same_as(reader, [lab.entries(made)], batch)
@@ -85,36 +72,36 @@ def test_every_byte_of_a_row_is_guarded(store: Store, dtype: str) -> None:
     """Key, scales, check, vectors and padding: a look-up that uses the row names the row and the file."""
     made = lab.content(1, (3, 0, 0), dim=6)
     version = lab.put(store, "r", made, dtype=dtype)
-    path = store.path / "segments" / next(s.name for s in version.segments if s.kind == "rows")
-    good, rng = path.read_bytes(), np.random.default_rng(0)
+    piece = lab.piece(store, next(s.name for s in version.segments if s.kind == "rows"))
+    good, rng = piece.read_bytes(), np.random.default_rng(0)
     row = layout.stride(3, 3, 6, DTYPES[dtype])
     for at in range(row):
-        flip(path, 4096 + row + at, int(rng.integers(0, 8)))
+        piece.flip(4096 + row + at, int(rng.integers(0, 8)))
         with store.reader("r") as reader:
             # Look-ups of other rows still work.
             assert reader.lookup(*lab.ragged([made[3][0][0].tolist()]))[1].order[1] == 3
             for _ in range(2):
-                with pytest.raises(Damaged, match=f"row 1 of segment {path.name} is damaged: restore"):
+                with pytest.raises(Damaged, match=f"row 1 of segment {piece.name} is damaged: restore"):
                     reader.lookup(*lab.ragged([made[3][0][1].tolist()]))
             with pytest.raises(Damaged, match="row 1 of segment"):
                 reader.get(3, made[3][0])
-        replace(path, good)
+        piece.write_bytes(good)
 
 
 def test_a_damaged_index_is_refused_when_opened(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1))
     for info in [s for s in version.segments if s.kind == "index"]:
-        path = store.path / "segments" / info.name
-        good = path.read_bytes()
+        piece = lab.piece(store, info.name)
+        good = piece.read_bytes()
         for at in (
             300,
             4096 + 8 * info.order,
             len(good) - 1,
         ):  # padding before the slots, a slot, the last checksum
-            flip(path, at, 3)
+            piece.flip(at, 3)
             with pytest.raises(Damaged, match=f"{info.name} is damaged"):
                 store.reader("r")
-            replace(path, good)
+            piece.write_bytes(good)
     lab.check(store)
 
 
@@ -128,13 +115,13 @@ def test_an_index_that_is_changed_while_it_is_mapped_only_hides_rows(
     batch, rng, hidden, refused = stored(made) + lab.texts(7), np.random.default_rng(0), 0, 0
     indexes = [s for s in version.segments if s.kind == "index"]
     for turn in range(60):
-        path = store.path / "segments" / indexes[turn % len(indexes)].name
-        good = path.read_bytes()
+        piece = lab.piece(store, indexes[turn % len(indexes)].name)
+        good = piece.read_bytes()
         with store.reader("r") as reader:
             lab.same_as(reader, [lab.entries(made)], batch)
-            with path.open("r+b") as file:  # the same file, which is mapped
+            with piece.file.open("r+b") as file:  # the same file, which is mapped
                 for at in rng.integers(4096, len(good), 1 + turn // 4):
-                    file.seek(at)
+                    file.seek(piece.at + at)
                     file.write(bytes([good[at] ^ 1 << int(rng.integers(8))]))
             found = {order: reader.contains(order, ngrams) for order, (ngrams, _) in made.items()}
             left = {
@@ -148,7 +135,7 @@ def test_an_index_that_is_changed_while_it_is_mapped_only_hides_rows(
             assert not store.verify("r").ok
         with pytest.raises(Damaged, match="is damaged"):
             store.reader("r")  # nothing has it open any more
-        path.write_bytes(good)
+        piece.write_bytes(good)
     assert hidden > 10
     assert refused > 10
     lab.check(store)
@@ -157,18 +144,36 @@ def test_an_index_that_is_changed_while_it_is_mapped_only_hides_rows(
 def test_every_truncation_is_refused_when_opened(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1, (60, 20, 5)))
     for info in version.segments:
-        path = store.path / "segments" / info.name
-        good = path.read_bytes()
-        for size in (0, 100, 256, 4096, len(good) // 2, len(good) - 1, len(good) + 1):
-            replace(path, (good + b"x")[:size])
-            with pytest.raises(Damaged, match=f"has {size} bytes"):
+        piece = lab.piece(store, info.name)
+        good, whole = piece.read_bytes(), piece.file.read_bytes()
+        for size in (0, 100, 256, 4096, len(good) // 2, len(good) - 1):
+            piece.write_bytes(good[:size])
+            with pytest.raises(Damaged, match=f"has {piece.at + size} bytes"):
                 store.reader("r")
-            assert not store.verify("r").ok
-        path.unlink()
+            assert info.name in {damage.segment for damage in store.verify("r").damages}
+            lab.replace(piece.file, whole)
+        piece.file.unlink()
         with pytest.raises(Damaged, match="missing"):
             store.reader("r")
         assert "missing" in store.verify("r").damages[0].what
-        replace(path, good)
+        lab.replace(piece.file, whole)
+    lab.check(store)
+
+
+def test_a_file_of_one_segment_is_not_longer(store: Store) -> None:
+    made = lab.content(1, (400, 20, 5))
+    with store.writer("r", schema=lab.schema(), build="b", segment_bytes=1 << 14) as writer:
+        writer.add(3, *made[3])
+        version = writer.publish()
+    alone = [piece for s in version.segments if (piece := lab.piece(store, s.name)).file.name == s.name]
+    assert alone
+    for piece in alone:
+        good = piece.read_bytes()
+        piece.write_bytes(good + b"x")
+        with pytest.raises(Damaged, match=f"has {len(good) + 1} bytes"):
+            store.reader("r")
+        assert not store.verify("r").ok
+        lab.replace(piece.file, good)
     lab.check(store)
 
 
@@ -176,8 +181,8 @@ def test_verify_lists_every_damage(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1))
     lab.put(store, "r/a", lab.content(2))
     rows = [s for s in version.segments if s.kind == "rows"]
-    flip(store.path / "segments" / rows[0].name, 5000, 1)
-    (store.path / "segments" / rows[1].name).unlink()
+    lab.piece(store, rows[0].name).flip(5000)
+    lab.piece(store, rows[1].name).flip(5000)
     found = {damage.segment for damage in store.verify("r/a").damages}
     assert {rows[0].name, rows[1].name} <= found
 
@@ -185,7 +190,7 @@ def test_verify_lists_every_damage(store: Store) -> None:
 def test_a_rebuild_heals_a_damaged_segment_even_while_it_is_read(store: Store) -> None:
     made = lab.content(1)
     version = lab.put(store, "r", made)
-    flip(store.path / "segments" / version.segments[0].name, 5000, 1)
+    lab.piece(store, version.segments[0].name).flip(5000)
     assert not store.verify().ok
     with store.reader("r") as old:
         with pytest.raises(Damaged):
@@ -242,38 +247,38 @@ def test_a_header_that_lies_is_refused(store: Store) -> None:
         {"salt": 1 << 63},
     ]
     for info in (version.segments[0], version.segments[-1]):
-        path = store.path / "segments" / info.name
-        good = path.read_bytes()
+        piece = lab.piece(store, info.name)
+        good = piece.read_bytes()
         refused = 0
         for lie in lies:
             bad = resealed(good, **lie)
-            replace(path, bad)
+            piece.write_bytes(bad)
             if bad != good:
                 with pytest.raises(Damaged):
                     store.reader("r")
                 refused += 1
         assert refused >= len(lies) - 2
-        replace(path, resealed(good, format=5))
+        piece.write_bytes(resealed(good, format=5))
         with pytest.raises(FormatTooNew, match="format 5, this release reads up to 4: upgrade"):
             store.reader("r")
-        replace(path, good)
+        piece.write_bytes(good)
 
 
 def test_only_a_hash_index_of_format_3_has_a_salt(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1, (60, 20, 5)))
     salts = {}
     for info in version.segments:
-        layout = fmt.parse((store.path / "segments" / info.name).read_bytes(), info.name)
+        layout = fmt.parse(lab.piece(store, info.name).read_bytes(), info.name)
         salts[layout.kind, layout.order] = layout.salt
         for lie in ({"format": 2}, {"salt": 0}) if layout.salt else ({"salt": 1},):
-            raw = resealed((store.path / "segments" / info.name).read_bytes(), **lie)
+            raw = resealed(lab.piece(store, info.name).read_bytes(), **lie)
             with pytest.raises(Damaged, match="impossible header"):
                 fmt.parse(raw, info.name)
     assert {key for key, salt in salts.items() if salt & 1} == {(fmt.INDEX, 3), (fmt.INDEX, 2)}
     assert (len(set(salts.values())), salts[fmt.DIRECT, 1]) == (3, 0)
     cap = {"cap": (1 << 32) + 1, "data_bytes": ((1 << 32) + 1) * 8}  # more than 32 bits of a hash can number
     index = next(s for s in version.segments if s.kind == "index")
-    raw = resealed((store.path / "segments" / index.name).read_bytes(), **cap)
+    raw = resealed(lab.piece(store, index.name).read_bytes(), **cap)
     with pytest.raises(Damaged, match="impossible header"):
         fmt.parse(raw, index.name)
 
@@ -284,7 +289,7 @@ def test_any_bytes_can_be_opened(store: Store, tmp_path: Path) -> None:
     rng, opened = np.random.default_rng(0), 0
     for turn in range(600):
         info = version.segments[turn % len(version.segments)]
-        good = (store.path / "segments" / info.name).read_bytes()
+        good = lab.piece(store, info.name).read_bytes()
         data = bytearray(good)
         for _ in range(int(rng.integers(1, 4))):
             data[int(rng.integers(0, 256 if turn % 2 else len(data)))] = int(rng.integers(0, 256))
@@ -379,12 +384,14 @@ def test_verify_looks_at_rows_own_checks_too(store: Store) -> None:
     made = lab.content(1, (30, 9, 3))
     version = lab.put(store, "r", made)
     for info in [s for s in version.segments if s.kind == "rows"]:
-        sound = open_segment(store.path / "segments" / info.name, info, version.schema)
+        piece = lab.piece(store, info.name)
+        sound = open_segment(piece.file, info, version.schema, piece.at)
         check._check_rows(sound, version.schema)
         raw = sound.raw.copy()
         raw[4096 + 2 * sound.layout.stride + 40] ^= 1
+        damaged = MappedSegment(dataclasses.replace(sound.file, raw=raw), 0, info, sound.layout)
         with pytest.raises(Damaged, match="rows 2 do not match their checks"):
-            check._check_rows(MappedSegment(sound.path, info, sound.layout, raw, sound.inode), version.schema)
+            check._check_rows(damaged, version.schema)
 
 
 def test_the_highest_bits_of_two_words_are_damage(store: Store) -> None:
@@ -392,17 +399,17 @@ def test_the_highest_bits_of_two_words_are_damage(store: Store) -> None:
     made = lab.content(1, (60, 20, 5))
     version = lab.put(store, "r", made)
     for info in [s for s in version.segments if s.kind == "rows"]:
-        path = store.path / "segments" / info.name
-        good = path.read_bytes()
+        piece = lab.piece(store, info.name)
+        good = piece.read_bytes()
         layout = fmt.parse(good, info.name)
         vectors = layout.data_at + header_bytes(layout.n, layout.order)
         bad = bytearray(good)
         for word in (0, 1):
             bad[vectors + 8 * word + 7] ^= 0x80
-        replace(path, bytes(bad))
+        piece.write_bytes(bytes(bad))
         with store.reader("r") as reader, pytest.raises(Damaged, match=f"row 0 of segment {info.name}"):
             reader.get(info.order, made[info.order][0][:1])
-        replace(path, good)
+        piece.write_bytes(good)
     lab.check(store)
 
 

@@ -263,7 +263,7 @@ def test_collecting_beside_publishing_and_reading(store: Store) -> None:
 def test_info_counts(store: Store, tmp_path: Path) -> None:
     version = lab.put(store, "r", lab.content(1))
     info = store.info()
-    assert (info.format, info.refs, info.versions, info.segments) == (FORMAT, 1, 1, len(version.segments))
+    assert (info.format, info.refs, info.versions, info.segments) == (FORMAT, 1, 1, 1)
     assert info.entries == version.entries == {k: len(v[0]) for k, v in lab.content(1).items()}
     assert info.bytes > version.bytes
     assert info.path == str(tmp_path / "plots")

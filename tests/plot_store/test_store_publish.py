@@ -250,6 +250,6 @@ def test_opening(tmp_path: Path) -> None:
 
 def test_a_missing_segment_is_named(store: Store) -> None:
     version = lab.put(store, "r", lab.content(1))
-    (store.path / "segments" / version.segments[0].name).unlink()
+    lab.piece(store, version.segments[0].name).file.unlink()
     with pytest.raises(Damaged, match=version.segments[0].name):
         store.reader("r")

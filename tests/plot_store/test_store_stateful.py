@@ -154,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         roots += named
         live = {name for v in roots for a in self.ancestors(v) for name in self.names(a)}
-        assert {p.name for p in (self.store.path / "segments").iterdir()} == live
+        assert {p.name for p in (self.store.path / "segments").iterdir()} == lab.files(self.store, live)
 
     @precondition(lambda self: self.current)
     @rule(data=st.data())

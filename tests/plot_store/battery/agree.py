@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+import plotlab as lab
 import plain
 import play
 from hmi_kernels.lookup import reference
@@ -124,5 +125,6 @@ def strays(store: Store, held: Iterable[str] = ()) -> list[str]:
     ids |= {pin.version for pin in store.pins()} | set(held)
     named = {segment.name for version in ids for link in store.chain(version) for segment in link.segments}
     there = {path.name for path in (store.path / "segments").iterdir()}
-    left, lost = sorted(there - named), sorted(named - there)
+    files = lab.files(store, named)
+    left, lost = sorted(there - files), sorted(files - there)
     return [f"left over: {name}" for name in left] + [f"lost: {name}" for name in lost]

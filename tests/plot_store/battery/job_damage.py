@@ -51,23 +51,25 @@ def spoil_words(rng: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def segments(*, emit: Emit, folder: str, ops: Ops, changed: list[bool], first: int, count: int) -> Any:
-    """Damage one segment file after another. Emits {"found", "answers"}."""
+    """Damage one segment after another in its file. Emits {"found", "answers"}."""
     path, model = Path(folder) / "store", plain.after([Op(*op) for op in ops], changed)
     found: list[str] = []
     answers: Counter[str] = Counter()
-    names = sorted(file.name for file in (path / "segments").iterdir())
+    with Store.open(path) as store:
+        listed = {s.name for ref in store.refs() for v in store.history(ref) for s in v.segments}
+        pieces = [lab.piece(store, name) for name in sorted(listed)]
     for seed in range(first, first + count):
         rng = random.Random(seed)
-        name = rng.choice(names)
-        file = path / "segments" / name
-        good = file.read_bytes()
+        piece = rng.choice(pieces)
+        name, whole, good = piece.name, piece.file.read_bytes(), piece.read_bytes()
         how, bad = (spoil_words if rng.random() < 0.4 else spoil)(rng, good)
-        file.write_bytes(bad)
+        piece.write_bytes(bad)
         with Store.open(path) as store:
-            if name not in {damage.segment for damage in store.verify().damages}:
+            longer = bad.startswith(good)  # what follows a segment in a shared file is not its own
+            if name not in {damage.segment for damage in store.verify().damages} and not longer:
                 found.append(f"{how} of {name}: verify does not name it")
             found += [f"{how} of {name}: {what}" for what in believed(store, model, answers)]
-        file.write_bytes(good)
+        lab.replace(piece.file, whole)
     return {"found": found, "answers": answers}
 
 

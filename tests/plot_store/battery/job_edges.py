@@ -55,7 +55,8 @@ def _lose(ref: str, place: int) -> list[str] | None:
         assert record is not None
         if place >= len(record.segments):
             return None
-        (store.path / "segments" / record.segments[place].name).unlink()
+        (name,) = lab.files(store, [record.segments[place].name])
+        (store.path / "segments" / name).unlink()
         play.play(store, finish, 1, folder)
         return agree.problems(store, plain.after([begin, finish]))
 

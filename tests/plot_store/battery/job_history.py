@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotlab as lab
 
 from plot_store import ANY, Schema, Store
 
@@ -202,4 +203,4 @@ def _at_the_end(path: Path, shared: Shared) -> list[str]:
         version = store.version("h")
         found += [] if int(version.build[1:]) == shared.get(ACKED) else [f"{version.build} is current"]
         there = {file.name for file in (path / "segments").iterdir()}
-        return found + sorted(there ^ {segment.name for segment in version.segments})
+        return found + sorted(there ^ lab.files(store, [segment.name for segment in version.segments]))

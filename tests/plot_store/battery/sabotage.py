@@ -115,10 +115,10 @@ def name_before_sync() -> None:
     files.sync_file = lambda fd: None
     real = promote.promote
 
-    def call(folder: Any, drafts: Any) -> None:
-        real(folder, drafts)
+    def call(environment: Any, txn: Any, drafts: Any) -> None:
+        real(environment, txn, drafts)
         for draft in drafts:
-            fd = os.open(folder / draft.info.name, os.O_RDONLY)
+            fd = os.open(environment.folder / draft.file, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)
 
@@ -128,7 +128,9 @@ def name_before_sync() -> None:
 
 def after_a_lost_one() -> None:
     """A resumed build keeps segments that follow a lost one."""
-    builds._present = lambda environment, segments: tuple(s for s in segments if environment.holds(s))
+    builds._present = lambda environment, txn, segments: tuple(
+        s for s in segments if environment.holds(txn, s)
+    )
 
 
 def resize_at_once() -> None:

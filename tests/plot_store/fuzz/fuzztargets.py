@@ -52,8 +52,9 @@ class Archive:
             lab.put(store, "r/a", {1: lab.content(2, COUNTS)[1]})
             store.export("r/a", folder / "x.plot")
             store.export("r", folder / "y.plot")
-            self._files = {f.name: f.read_bytes() for f in (store.path / "segments").iterdir()}
             self._versions = store.chain("r/a")
+            infos = [info for version in self._versions for info in version.segments]
+            self._files = {info.name: lab.piece(store, info.name).read_bytes() for info in infos}
         self._good = (folder / "x.plot").read_bytes()
         self._parts = mutate.parts(self._good)
         self._others = (self._good, (folder / "y.plot").read_bytes())
@@ -102,9 +103,10 @@ class OneSegment:
                 for order, (ngrams, rows) in made.items():
                     writer.add(order, ngrams, rows)
                 self._version: VersionInfo = writer.publish()
-            files = {s.name: (store.path / "segments" / s.name).read_bytes() for s in self._version.segments}
+            pieces = {s.name: lab.piece(store, s.name) for s in self._version.segments}
+            files = {name: piece.read_bytes() for name, piece in pieces.items()}
             opened = {
-                s.name: open_segment(store.path / "segments" / s.name, s, schema)
+                s.name: open_segment(pieces[s.name].file, s, schema, pieces[s.name].at)
                 for s in self._version.segments
             }
         self._schema, self._opened = schema, opened
