@@ -129,12 +129,11 @@ def collect(environment: Environment, policy: GcPolicy, *, dry_run: bool) -> GcR
         cleared = [name for name in unfinished if creation.remove(environment.path / name)]
         environment.keep_reserve()
     sizes.update(unfinished)
-    alone = [*(orphans & set(swept.files)), *(set(swept.segments) - plan.segments), *cleared]
     return GcReport(
         dry_run,
         tuple(sorted(filter(names.is_id, removed))),
         tuple(sorted(plan.segments.intersection(swept.segments))),
-        tuple(sorted(alone)),
+        tuple(sorted([*orphans.intersection(swept.files), *cleared])),
         tuple(sorted(key.removeprefix(BUILD) for key in removed if key.startswith(BUILD))),
         sum(sizes[name] for name in (*swept.files, *cleared) if name in sizes),
         kept,

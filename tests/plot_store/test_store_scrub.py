@@ -68,7 +68,10 @@ def test_the_walk_agrees_with_lmdb(made: Path) -> None:
 
 
 def test_no_flipped_bit_gives_other_records(made: Path) -> None:
-    """A flipped bit is refused, or lies where nothing reads it: no record is missing, added or changed."""
+    """A flipped bit is refused, or lies where nothing reads it: no record is missing, added or changed.
+
+    But for the number of the last commit: with a flip there the file may look as before that commit.
+    """
     raw = data(made).read_bytes()
     expected, rng = records(raw), random.Random(5)
     refused = 0
@@ -76,8 +79,9 @@ def test_no_flipped_bit_gives_other_records(made: Path) -> None:
         damaged = bytearray(raw)
         at = rng.randrange(160) + 4096 * rng.randrange(2) if round_ % 2 else rng.randrange(len(raw))
         damaged[at] ^= 1 << rng.randrange(8)
+        number_of_commit = at < 8192 and 144 <= at % 4096 < 152
         try:
-            assert records(bytes(damaged)) == expected
+            assert number_of_commit or records(bytes(damaged)) == expected
         except BadFile:
             refused += 1
     assert refused > 100

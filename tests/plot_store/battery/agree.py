@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
-import plotlab as lab
 import plain
 import play
+import plotlab as lab
 from hmi_kernels.lookup import reference
 from plain import Plain
 

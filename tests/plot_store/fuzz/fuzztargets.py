@@ -25,7 +25,7 @@ from hmi_kernels.lookup import ops
 from plot_store import PlotStoreError, Schema, SegmentInfo, Store, VersionInfo
 from plot_store.care.archive_format import Unpacker, segments_of
 from plot_store.catalogue.probe import walk
-from plot_store.database.lmdb_pages import BadFile
+from plot_store.database.lmdb_pages import BadFile, newest
 from plot_store.reading.reader import index_run
 from plot_store.segments.segment import MappedSegment, open_segment
 
@@ -178,6 +178,11 @@ class Catalogue:
             store.gc(keep_versions=1)
         self._good = (folder / "plots" / "catalogue" / "data.mdb").read_bytes()
         self._records = walk(self._good)
+        meta = newest(self._good)
+        assert meta is not None
+        before, at = bytearray(self._good), 4096 * (meta.txn % 2) + 144
+        before[at : at + 8] = (meta.txn - 2).to_bytes(8, "little")  # as if the last commit had not been
+        self._before = walk(bytes(before))
 
     def input(self, rng: Random) -> tuple[bytes, bool]:
         data = bytearray(self._good)
@@ -194,7 +199,8 @@ class Catalogue:
             found = walk(data)
         except BadFile:
             return "refused"
-        assert forged or found in (None, self._records), "a damaged catalogue has more or fewer records"
+        sound = (None, self._records, self._before)
+        assert forged or found in sound, "a damaged catalogue has more or fewer records"
         return "same"
 
 
