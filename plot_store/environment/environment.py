@@ -121,9 +121,12 @@ class Environment:
             except FileNotFoundError:
                 return False
 
-    def segment(self, info: SegmentInfo, schema: Schema) -> MappedSegment:
-        """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO."""
-        found = self.segments.get(info, schema)
+    def segment(self, info: SegmentInfo, schema: Schema, whole: bool = True) -> MappedSegment:
+        """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO.
+
+        whole: of an index that is not wanted whole, only what it covers may be used, and only that is read.
+        """
+        found = self.segments.get(info, schema, whole)
         if found is None:
             raise Damaged(
                 f"segment {info.name} is missing: restore it with an import of an export, or build the "

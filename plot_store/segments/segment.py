@@ -184,6 +184,18 @@ class MappedSegment:
         end = fmt.HEADER_BYTES + fmt.COVER_BYTES * self.layout.covers
         return fmt.unpack_covers(self.raw[fmt.HEADER_BYTES : end].tobytes())
 
+    @property
+    def covered(self) -> Iterator[str]:
+        """The names of the rows segments that an index covers, oldest first."""
+        return (f"{digest}.rows" for digest, _ in self.covers)
+
+    def check_front(self) -> None:
+        """Raises Damaged unless the blocks before the data match their checksums."""
+        for start, expected in zip(range(0, self.layout.data_at, fmt.BLOCK), self.sums(), strict=False):
+            block = self.raw[start : min(start + fmt.BLOCK, self.layout.checks_at)]
+            if xxhash.xxh3_64_intdigest(block.data) != expected:
+                raise _damaged(self.info)
+
     def sums(self) -> list[int]:
         """Return the block checksums stored in the file. Raises Damaged."""
         return fmt.decode_checksums(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
@@ -196,11 +208,12 @@ def _view(layout: fmt.SegmentHeader, data: Bytes) -> RowsView:
     return RowsView(data.reshape(layout.count, layout.stride), verified)
 
 
-def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment:
+def open_segment(path: Path, info: SegmentInfo, schema: Schema, whole: bool = True) -> MappedSegment:
     """Map a segment, after checking its size, header and checksum table against the manifest.
 
-    An index is also read whole and compared with the hash in its name. Rows are checked at their first use.
-    Raises Damaged, FormatTooNew, StoreIO, and _Gone if there is no such file.
+    An index is also read whole and compared with the hash in its name; or, if it is not wanted whole, what
+    comes before its slots with their checksums. Rows are checked at their first use. Raises Damaged,
+    FormatTooNew, StoreIO, and _Gone if there is no such file.
     """
     with convert_os_errors(f"opening segment {info.name}"):
         try:
@@ -210,13 +223,15 @@ def open_segment(path: Path, info: SegmentInfo, schema: Schema) -> MappedSegment
         try:
             status = os.fstat(fd)
             layout = _check_header(fd, status.st_size, info, schema)
-            if info.kind == "index":
+            if info.kind == "index" and whole:
                 _check_content(fd, info)
             raw = map_read_only(fd, info.bytes)
         finally:
             os.close(fd)
     segment = MappedSegment(path, info, layout, raw, (status.st_dev, status.st_ino))
-    if info.kind == "index":
+    if not whole:
+        segment.check_front()
+    elif info.kind == "index":
         fault_in(raw)
     segment.sums()
     return segment
@@ -280,8 +295,11 @@ class SegmentCache:
         self._lock = threading.Lock()
         self._live: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
 
-    def get(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
-        """Return the mapped segment; None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
+    def get(self, info: SegmentInfo, schema: Schema, whole: bool = True) -> MappedSegment | None:
+        """Return the mapped segment; None if its file is missing. whole: see `open_segment`.
+
+        Raises Damaged, FormatTooNew, StoreIO.
+        """
         path = self.folder / info.name
         with self._lock:
             found = self._live.get(info.name)
@@ -290,9 +308,11 @@ class SegmentCache:
             check_agreement(found.layout, info, schema)
             return found
         try:
-            opened = open_segment(path, info, schema)
+            opened = open_segment(path, info, schema, whole)
         except _Gone:
             return None
+        if not whole:
+            return opened
         with self._lock:
             # Another thread may have opened the segment meanwhile: keep one mapping.
             other = self._live.get(info.name)

@@ -19,7 +19,7 @@ from plot_store import Damaged, Invalid, Store
 from plot_store.catalogue import version_tree
 from plot_store.catalogue.records import dump, version_fields
 from plot_store.segments import format as fmt
-from plot_store.writing.indexing import MAX_RUNS
+from plot_store.writing.merging import MAX_RUNS
 
 OLD = Path(__file__).parent / "formats"
 FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3, 4) for end in sorted(WIDTHS))]
