@@ -237,14 +237,15 @@ class Store(_Branches):
     ) -> VersionInfo:
         """Publish a version that adds entries to the current one, and return it.
 
-        entries: {order: (n-grams, rows)}, as in `Writer.add`. An append writes a segment and an index for each
-        order. From the fifth on it merges them with small segments of earlier ones, so that a version has few
-        segments, however many appends led to it, and a row is copied a number of times that grows with the
-        logarithm of the ref's rows. build: the build's id; a new one by default. If other publications come first, the entries are added to what these leave; the
-        result's `previous` is the version on which they landed, and they replace equal n-grams of it.
+        entries: {order: (n-grams, rows)}, as in `Writer.add`. An append writes a segment and an index for
+        each order. Once a version has four indexes of an order, the next one is merged with small segments of
+        earlier appends. So a version has O(log n-grams) small segments, however many appends led to it, and a
+        row is copied O(log n-grams) times. build: the build's id; a new one by default. If other publications
+        come first, the entries are added to what these leave; the result's `previous` is the version on which
+        they landed, and they replace equal n-grams of it.
 
         Raises NotFound, Invalid, Conflict (meanwhile the ref was rolled back, or got another schema or
-        parent), StoreFull, StoreIO; nothing is left then.
+        parent), Damaged (rows to be merged), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 
