@@ -238,7 +238,7 @@ class Store(_Branches):
         """Publish a version that adds entries to the current one, and return it.
 
         entries: {order: (n-grams, rows)}, as in `Writer.add`. An append writes a segment and an index for
-        each order. Once a version has four indexes of an order, the next one is merged with small segments of
+        each order. Once there are three indexes of an order, the next one is merged with small segments of
         earlier appends. So a version has O(log n-grams) small segments, however many appends led to it, and a
         row is copied O(log n-grams) times. build: the build's id; a new one by default. If other publications
         come first, the entries are added to what these leave; the result's `previous` is the version on which

@@ -99,8 +99,9 @@ def plan(
         discard(drafts.made)
         raise
     kept = [] if base is None else [s for s in base.segments if s.name not in replaced]
-    new = (*record.segments, *(draft.info for draft in drafts.made))
-    return SegmentPlan(tuple(_last_of_each([*kept, *new])), tuple(drafts.made), tuple(rows), new, merges)
+    made = tuple(sorted(drafts.made, key=lambda draft: draft.info.kind == "index"))
+    new = (*record.segments, *(draft.info for draft in made))
+    return SegmentPlan(tuple(_last_of_each([*kept, *new])), made, tuple(rows), new, merges)
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:

@@ -18,9 +18,9 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.entries import CoveringIndex, OwnEntries, open_entries
 from plot_store.writing.segment_writer import SEGMENT_BYTES
 
-MAX_RUNS: Final = 4  # indexes of one order in a version from which on an extending build merges
+MAX_RUNS: Final = 3  # indexes of one order in a version from which on an extending build merges
 MAX_RACED: Final = 16  # so many if others publish meanwhile: they would overtake a merge, but nothing less
-GROWTH: Final = 4  # an index is merged if it is at most this many times as large as all newer ones together
+GROWTH: Final = 8  # an index is merged if it is at most this many times as large as all newer ones together
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def measure(folder: Path, appends: int, runs: int) -> Iterator[Figure]:
 
 
 def _of_bytes(store: Store, rows: int, peer: str) -> Iterator[Figure]:
-    """What was written since the build, of which nothing was collected, and what the last version has of it."""
+    """What was written since the build, of which nothing was collected, and what the last version has."""
     *history, _ = store.history("many")
     written = {segment.name: segment.bytes for version in history for segment in version.segments}
     manifests = sum(len(records.dump(records.version_fields(version))) for version in history)
