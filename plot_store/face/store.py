@@ -237,13 +237,15 @@ class Store(_Branches):
     ) -> VersionInfo:
         """Publish a version that adds entries to the current one, and return it.
 
-        entries: {order: (n-grams, rows)}, as in `Writer.add`. The cost depends on the entries added, not on
-        the size of the ref. Each append leaves small segments, which `compact` merges. build: the build's id;
-        a new one by default. If other publications come first, the entries are added to what these leave; the
-        result's `previous` is the version on which they landed, and they replace equal n-grams of it.
+        entries: {order: (n-grams, rows)}, as in `Writer.add`. An append writes a segment and an index for
+        each order. Once there are three indexes of an order, the next one is merged with small segments of
+        earlier appends. So a version has O(log n-grams) small segments, however many appends led to it, and a
+        row is copied O(log n-grams) times. build: the build's id; a new one by default. If other publications
+        come first, the entries are added to what these leave; the result's `previous` is the version on which
+        they landed, and they replace equal n-grams of it.
 
         Raises NotFound, Invalid, Conflict (meanwhile the ref was rolled back, or got another schema or
-        parent), StoreFull, StoreIO; nothing is left then.
+        parent), Damaged (rows to be merged), StoreFull, StoreIO; nothing is left then.
         """
         return append(self._env(), ref, entries, build, records.check_meta({} if meta is None else meta))
 
@@ -256,6 +258,8 @@ class Store(_Branches):
         progress: Progress | None = None,
     ) -> VersionInfo | None:
         """Merge the small segments of a ref's current version and publish the same content as a new version.
+
+        Builds leave small segments, and appends the few that their own merges have not reached yet.
 
         An order is merged if more than max_segments of its segments are smaller than half of target_bytes.
         Returns None if no order is. Open readers keep their version; gc frees the old files later. The new

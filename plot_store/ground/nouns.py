@@ -124,6 +124,10 @@ class VersionInfo:
                 totals[segment.order] += segment.count
         return totals
 
+    def indexes(self, order: int) -> list[SegmentInfo]:
+        """Return the version's own indexes of an order, oldest first."""
+        return [s for s in self.segments if s.kind == "index" and s.order == order]
+
     @property
     def bytes(self) -> int:
         """Bytes on disk of this version's own segments."""

@@ -34,7 +34,7 @@ class CoveringIndex:
 
 @dataclass(frozen=True)
 class OwnEntries:
-    """The mapped segments of one version, without those of its ancestors."""
+    """Mapped segments of one version, without those of its ancestors."""
 
     version: VersionInfo
     opened: dict[str, MappedSegment]
@@ -45,12 +45,11 @@ class OwnEntries:
         return self.version.schema
 
     def indexes(self, order: int) -> list[CoveringIndex]:
-        """Return the indexes of an order, oldest first."""
-        found = [s for s in self.version.segments if s.kind == "index" and s.order == order]
-        return [self._covering(info) for info in found]
+        """Return the opened indexes of an order, oldest first."""
+        return [self._covering(info) for info in self.version.indexes(order) if info.name in self.opened]
 
     def _covering(self, info: SegmentInfo) -> CoveringIndex:
-        covers = tuple(f"{digest}.rows" for digest, _ in self.opened[info.name].covers)
+        covers = tuple(self.opened[info.name].covered)
         return CoveringIndex(info, covers, index_run(self.opened, info, self.version, 0))
 
     def table(self, indexes: Sequence[CoveringIndex]) -> ops.LevelTable:
@@ -117,11 +116,24 @@ def newest_rows(table: ops.LevelTable, segment: MappedSegment, rows: Bytes) -> N
     return np.asarray(found == here)
 
 
-def open_entries(environment: Environment, version: VersionInfo) -> OwnEntries:
-    """Map a version's own segments. The caller must keep the version from collection.
+def open_entries(
+    environment: Environment, version: VersionInfo, indexes: Sequence[SegmentInfo] | None = None
+) -> OwnEntries:
+    """Map a version's own segments, or only some indexes and the rows that these cover.
 
-    Raises Damaged, FormatTooNew, StoreIO.
+    The caller must keep the version from collection. Raises Damaged, FormatTooNew, StoreIO.
     """
-    return OwnEntries(
-        version, {info.name: environment.segment(info, version.schema) for info in version.segments}
-    )
+    opened = {
+        info.name: environment.segment(info, version.schema)
+        for info in (version.segments if indexes is None else indexes)
+    }
+    by_name = {info.name: info for info in version.segments}
+    for index in [segment for segment in opened.values() if segment.info.kind == "index"]:
+        for name in index.covered:
+            if name not in by_name:
+                raise Damaged(
+                    f"segment {name} is not in its version: restore it from an export or build it again"
+                )
+            if name not in opened:
+                opened[name] = environment.segment(by_name[name], version.schema)
+    return OwnEntries(version, opened)

@@ -139,6 +139,18 @@ class MappedSegment:
         end = fmt.HEADER_BYTES + fmt.COVER_BYTES * self.layout.covers
         return fmt.unpack_covers(self.raw[fmt.HEADER_BYTES : end].tobytes())
 
+    @property
+    def covered(self) -> Iterator[str]:
+        """The names of the rows segments that an index covers, oldest first."""
+        return (f"{digest}.rows" for digest, _ in self.covers)
+
+    def check_front(self) -> None:
+        """Raises Damaged unless the blocks before the data match their checksums."""
+        for start, expected in zip(range(0, self.layout.data_at, fmt.BLOCK), self.sums(), strict=False):
+            block = self.raw[start : min(start + fmt.BLOCK, self.layout.checks_at)]
+            if xxhash.xxh3_64_intdigest(block.data) != expected:
+                raise _damaged(self.info)
+
     def sums(self) -> list[int]:
         """Return the block checksums stored in the file. Raises Damaged."""
         return fmt.decode_checksums(self.raw[self.layout.checks_at :].tobytes(), self.info.name)
@@ -152,13 +164,19 @@ def _view(layout: fmt.SegmentHeader, data: Bytes) -> RowsView:
 
 
 def open_segment(
-    path: Path, info: SegmentInfo, schema: Schema, at: int = 0, map_file: MapFile | None = None
+    path: Path,
+    info: SegmentInfo,
+    schema: Schema,
+    at: int = 0,
+    whole: bool = True,
+    map_file: MapFile | None = None,
 ) -> MappedSegment:
     """Map a segment, after checking its size, header and checksum table against the manifest.
 
-    An index is also read whole and compared with the hash in its name. Rows are checked at their first use.
-    at: bytes before the segment in the file. map_file: gives the mapping; by default a new one.
-    Raises Damaged, FormatTooNew, StoreIO, and _Gone if there is no such file.
+    An index is also read whole and compared with the hash in its name; or, if it is not wanted whole, what
+    comes before its slots with their checksums. Rows are checked at their first use. at: bytes before the
+    segment in the file. map_file: gives the mapping; by default a new one. Raises Damaged, FormatTooNew,
+    StoreIO, and _Gone if there is no such file.
     """
     with convert_os_errors(f"opening segment {info.name}"):
         try:
@@ -169,13 +187,15 @@ def open_segment(
             check_size(path, os.fstat(fd).st_size, info, at)
             layout = fmt.parse(os.pread(fd, fmt.HEADER_BYTES, at), info.name)
             check_agreement(layout, info, schema)
-            if info.kind == "index":
+            if info.kind == "index" and whole:
                 _check_content(fd, info, at)
             file = (map_file or map_whole)(path, fd)
         finally:
             os.close(fd)
     segment = MappedSegment(file, at, info, layout)
-    if info.kind == "index":
+    if not whole:
+        segment.check_front()
+    elif info.kind == "index":
         fault_in(segment.raw)
     segment.sums()
     return segment
@@ -248,8 +268,13 @@ class SegmentCache:
         self._segments: weakref.WeakValueDictionary[str, MappedSegment] = weakref.WeakValueDictionary()
         self._files: weakref.WeakValueDictionary[str, MappedFile] = weakref.WeakValueDictionary()
 
-    def get(self, info: SegmentInfo, schema: Schema, place: Place) -> MappedSegment | None:
-        """Return the mapped segment; None if its file is missing. Raises Damaged, FormatTooNew, StoreIO."""
+    def get(
+        self, info: SegmentInfo, schema: Schema, place: Place, whole: bool = True
+    ) -> MappedSegment | None:
+        """Return the mapped segment; None if its file is missing. whole: see `open_segment`.
+
+        Raises Damaged, FormatTooNew, StoreIO.
+        """
         path = self._folder / place.file
         with self._lock:
             found = self._segments.get(info.name)
@@ -258,9 +283,11 @@ class SegmentCache:
             check_agreement(found.layout, info, schema)
             return found
         try:
-            opened = open_segment(path, info, schema, place.at, self._map)
+            opened = open_segment(path, info, schema, place.at, whole, self._map)
         except _Gone:
             return None
+        if not whole:
+            return opened
         with self._lock:
             # Another thread may have opened the segment meanwhile: keep one, for its checked rows.
             other = self._segments.get(info.name)

@@ -65,19 +65,6 @@ def open_build(
     return environment.catalogue.write(body)
 
 
-def restart(environment: Environment, opened: Opened, segments: tuple[SegmentInfo, ...]) -> Opened:
-    """Replace a build's segments with these, which must exist. Raises Conflict, StoreFull, StoreIO."""
-    record = replace(opened.record, segments=segments, sealed=None, touched=time.time())
-
-    def body(txn: CatalogueTxn) -> None:
-        still_ours(txn, opened.build, record)
-        version_tree.put_build(txn, opened.build, record)
-
-    environment.catalogue.write(body)
-    promote.sweep(environment, opened.record.names - record.names)
-    return replace(opened, record=record)
-
-
 def abandon(environment: Environment, build: str, owner: str | None = None) -> bool:
     """See `Store.abandon`. A writer that still holds the build gets Conflict at its next segment.
 

@@ -1,25 +1,26 @@
-"""The indexes of a publication: planning which are needed, and writing them."""
+"""The segments of a publication: planning which are needed, and writing the last rows and the indexes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Final
 
 from hmi_kernels.lookup import ops
-from hmi_kernels.lookup.layout import Keys
+from hmi_kernels.lookup.layout import Bytes, Keys, row_keys
 
-from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
-from plot_store.ground.errors import Damaged, Invalid
-from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.ground.errors import Invalid
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
-from plot_store.segments.drafts import Drafts
+from plot_store.segments.drafts import Draft, Drafts
+from plot_store.writing.merging import MAX_RACED, Merge, in_segments, merge_newest, newest_runs
+from plot_store.writing.segment_writer import SEGMENT_BYTES, SegmentWriter, empty_rows
 
 MAX_SALTS: Final = 64
-MAX_RUNS: Final = 4  # indexes of one order in one version; one more merges the newest of them
+SLOT_BYTES: Final = 11  # bytes of an index for each row
 DIRECT_SHARE: Final = 8  # unigrams get a direct index if at least 1/8 of the vocabulary has an entry
 
 
@@ -38,76 +39,68 @@ class SegmentPlan:
     """The segments of a version to be published."""
 
     segments: tuple[SegmentInfo, ...]  # all, oldest first
-    own: tuple[SegmentInfo, ...]  # the build's rows and the new indexes
-    merges: bool  # whether a new index covers rows of the base, too
+    drafts: tuple[Draft, ...]  # the files of the new ones, still under temporary names
+    rows: tuple[SegmentInfo, ...]  # those that hold rows of the build alone
+    own: tuple[SegmentInfo, ...]  # the build's segments and the new ones
+    merges: bool  # whether they cover rows of the base, too
 
     def onto(self, base: VersionInfo) -> tuple[SegmentInfo, ...] | None:
         """Return the segments of a version with the same additions to another base.
 
-        None if that takes another index: because a new one covers rows of the old base, or the other base has
-        so many that the next is to merge some.
+        None if that takes other files: because these cover rows of the old base, or the other base has so
+        many indexes that the next is to merge some.
         """
-        indexed = {segment.order for segment in self.own if segment.kind == "index"}
-        counts = Counter(segment.order for segment in base.segments if segment.kind == "index")
-        if self.merges or any(counts[order] >= MAX_RUNS for order in indexed):
+        indexes = [segment for segment in self.own if segment.kind == "index"]
+        if self.merges or any(newest_runs(base, new.order, new.count, MAX_RACED) for new in indexes):
             return None
         return tuple(_last_of_each([*base.segments, *self.own]))
 
 
 def plan(
     environment: Environment,
-    record: BuildRecord,
+    writer: SegmentWriter,
     base: VersionInfo | None,
-    known: Mapping[str, Keys],
-    drafts: Drafts,
+    loose: Mapping[int, Bytes],
+    given: Mapping[int, Merge],
+    *,
+    runs: int,
+    apart: bool,
 ) -> SegmentPlan:
-    """Index the build's segments. An extending build keeps its base's indexes while they are few.
+    """Write the rows that are still in memory, and the indexes; merge some of the base's if it has many.
 
-    known: keys of new segments by name, which then need not be read again. drafts: takes the new indexes.
-    Raises StoreFull, StoreIO, Damaged, Invalid (too many rows for one index).
+    loose: by order, rows uint8 [m, stride] of the build that are newer than its segments. given: by order,
+    the merges whose copies are the build's rows. Others are made if the base has `runs` indexes of an order.
+    Their copies share a segment with the loose rows, unless these shall be `apart`. Raises StoreFull,
+    StoreIO, Damaged, Invalid (too many rows for one index).
     """
-    old = [] if base is None else list(base.segments)
-    indexes: list[SegmentInfo] = []
-    merges = False
-    for order in record.schema.orders:
-        fresh = [s for s in record.segments if s.order == order]
-        if not fresh:
-            continue
-        runs = [s for s in old if s.order == order and s.kind == "index"]
-        merged = _merged(runs, sum(s.count for s in fresh)) if len(runs) >= MAX_RUNS else []
-        covered = _last_of_each([*_covered(environment, record.schema, old, merged), *fresh])
-        indexes.append(_write_index(environment, record.schema, order, covered, known, drafts))
-        old = [s for s in old if s not in merged]
-        merges = merges or bool(merged)
-    own = (*record.segments, *indexes)
-    return SegmentPlan(tuple(_last_of_each([*old, *own])), own, merges)
-
-
-def _merged(runs: list[SegmentInfo], rows: int) -> list[SegmentInfo]:
-    """Return the newest indexes, which a new index of this many rows shall merge.
-
-    It merges at least one, and older ones while they are at most twice as large as the total so far. So a
-    large old index is not rewritten for a few rows.
-    """
-    first = len(runs)
-    while first and (first == len(runs) or runs[first - 1].count <= 2 * rows):
-        first -= 1
-        rows += runs[first].count
-    return runs[first:]
-
-
-def _covered(
-    environment: Environment, schema: Schema, segments: list[SegmentInfo], indexes: list[SegmentInfo]
-) -> list[SegmentInfo]:
-    """Return the rows segments that these indexes cover, oldest first. Raises Damaged, StoreIO."""
-    by_name = {segment.name: segment for segment in segments}
-    names = [f"{digest}.rows" for index in indexes for digest, _ in environment.segment(index, schema).covers]
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise Damaged(
-            f"segment {missing[0]} is not in its version: restore it from an export or build it again"
-        )
-    return [by_name[name] for name in names]
+    record, new = writer.record, _New(environment, writer)
+    rows, replaced, merges = list(record.segments), set[str](), False
+    try:
+        for order in record.schema.orders:
+            own, rest = [s for s in record.segments if s.order == order], loose.get(order)
+            count = sum(s.count for s in own) + (0 if rest is None else len(rest))
+            together = not (own or apart)
+            merge = given.get(order)
+            if merge is None and count:
+                merge = merge_newest(environment, base, order, count, runs, most=1 - together)
+            if merge is not None:
+                copies = () if order in given else merge.rows()
+                if rest is not None and together:
+                    copies, rest = chain(copies, [rest]), None
+                own = [*merge.large, *new.copies(order, copies), *own]
+                merges, replaced = True, replaced | merge.replaced
+            if rest is not None:
+                rows.append(new.rows(order, rest))
+                own.append(rows[-1])
+            if own:
+                new.index(order, _last_of_each(own))
+        made = tuple(new.drafts.finish())
+    except BaseException:
+        new.drafts.discard()
+        raise
+    kept = [] if base is None else [s for s in base.segments if s.name not in replaced]
+    mine = (*record.segments, *sorted(new.made, key=lambda info: info.kind == "index"))
+    return SegmentPlan(tuple(_last_of_each([*kept, *mine])), made, tuple(rows), mine, merges)
 
 
 def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
@@ -116,36 +109,57 @@ def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
     return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
 
 
-def _write_index(
-    environment: Environment,
-    schema: Schema,
-    order: int,
-    covered: list[SegmentInfo],
-    known: Mapping[str, Keys],
-    drafts: Drafts,
-) -> SegmentInfo:
-    keys = [known[s.name] if s.name in known else environment.segment(s, schema).keys for s in covered]
-    covers = [(segment.digest, segment.count) for segment in covered]
-    direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
-    try:
-        built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
-    except ValueError as error:
-        raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
-    base = fmt.SegmentHeader(
-        fmt.DIRECT if direct else fmt.INDEX,
-        order,
-        schema.code,
-        schema.dim,
-        schema.vocab,
-        built.distinct,
-        built.shift,
-        built.slots.size,
-        len(covered),
-        schema.n,
-        format=schema.format,
-        salt=built.salt,
-    )
-    return drafts.add(base, built.slots.data, covers)
+class _New:
+    """The new segments of a plan, and the keys of rows that need not be read again for the indexes."""
+
+    def __init__(self, environment: Environment, writer: SegmentWriter) -> None:
+        self.made: list[SegmentInfo] = []
+        self.drafts = Drafts(environment.folder)
+        self._environment = environment
+        self._writer = writer
+        self._schema = writer.record.schema
+        self._keys = dict(writer.keys)
+
+    def rows(self, order: int, rows: Bytes) -> SegmentInfo:
+        """Write rows uint8 [m, stride] as one segment."""
+        info = self._writer.write(self.drafts, order, rows)
+        self.made.append(info)
+        self._keys[info.name] = row_keys(rows, order)
+        return info
+
+    def copies(self, order: int, pieces: Iterable[Bytes]) -> list[SegmentInfo]:
+        """Write rows that come in pieces as few segments."""
+        buffer = empty_rows(self._schema, order, SEGMENT_BYTES)
+        return [self.rows(order, rows) for rows in in_segments(pieces, buffer)]
+
+    def index(self, order: int, covered: list[SegmentInfo]) -> None:
+        """Write an index over rows segments, given oldest first."""
+        self._environment.check_room(SLOT_BYTES * sum(segment.count for segment in covered), "an index")
+        known, schema = self._keys, self._schema
+        keys = [
+            known[s.name] if s.name in known else self._environment.segment(s, schema).keys for s in covered
+        ]
+        covers = [(segment.digest, segment.count) for segment in covered]
+        direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
+        try:
+            built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
+        except ValueError as error:
+            raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
+        base = fmt.SegmentHeader(
+            fmt.DIRECT if direct else fmt.INDEX,
+            order,
+            schema.code,
+            schema.dim,
+            schema.vocab,
+            built.distinct,
+            built.shift,
+            built.slots.size,
+            len(covered),
+            schema.n,
+            format=schema.format,
+            salt=built.salt,
+        )
+        self.made.append(self.drafts.add(base, built.slots.data, covers))
 
 
 def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:

@@ -3,8 +3,8 @@
 A crash before the commit leaves a build to resume, and a crash after it leaves a version, never
 one without its files.
 
-A build that only adds entries may be published on top of a version that came meanwhile (`ON_TOP`). Its files
-hold the added entries alone, unless its index also covers older rows, so mostly only the manifest changes.
+A build that only adds entries may be published on top of a version that came meanwhile (`ON_TOP`). If its
+files hold the added entries alone, only the manifest changes. If it merged older rows, it is prepared anew.
 """
 
 from __future__ import annotations

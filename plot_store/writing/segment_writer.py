@@ -22,11 +22,12 @@ from plot_store.catalogue import version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
-from plot_store.ground.nouns import SegmentInfo, VersionInfo
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.drafts import Draft, Drafts
 from plot_store.writing import builds, promote, publication
 
+SEGMENT_BYTES: Final = 64 << 20
 IN_FLIGHT: Final = 2
 KEYS_BYTES: Final = 1 << 30  # keys kept in memory for the index; the others are read back from the segments
 
@@ -55,9 +56,7 @@ class SegmentWriter:
         spare = self._spare.pop(order, None)
         if spare is not None:
             return spare
-        schema = self._record.schema
-        stride = layout.stride(schema.n, order, schema.dim, schema.code, schema.window)
-        return np.empty((max(1, (segment_bytes - 2 * fmt.PAGE) // stride), stride), np.uint8)
+        return empty_rows(self._record.schema, order, segment_bytes)
 
     def submit(self, order: int, rows: Bytes) -> None:
         """Queue a full buffer. Raises the error of an earlier one: StoreFull, StoreIO, Conflict."""
@@ -81,11 +80,7 @@ class SegmentWriter:
         """Write rows as a segment. Raises StoreFull, StoreIO."""
         base = fmt.rows_layout(self._record.schema, order, rows.shape[0])
         self._environment.check_room(rows.nbytes, "a segment")
-        info = drafts.add(base, rows.reshape(-1).data, [])
-        kept = sum(keys.nbytes for keys in self.keys.values())
-        if kept + 8 * rows.shape[0] * layout.words(order) <= KEYS_BYTES:
-            self.keys[info.name] = layout.row_keys(rows, order)
-        return info
+        return drafts.add(base, rows.reshape(-1).data, [])
 
     def register(self, drafts: Sequence[Draft], record: BuildRecord) -> None:
         """Rename finished files and write the build's new record, in one transaction.
@@ -101,15 +96,16 @@ class SegmentWriter:
         self._environment.catalogue.write(body)
         self._record = record
 
-    def move(self, drafts: Sequence[Draft], record: BuildRecord) -> VersionInfo:
-        """Make the ref's current version the build's base, which keeps it from collection, and register
-        finished files. Returns that version. Raises Conflict, StoreFull, StoreIO.
+    def move(self) -> VersionInfo:
+        """Make the ref's current version the build's base, which keeps it from collection, and return it.
+
+        Raises Conflict, StoreFull, StoreIO.
         """
+        record = replace(self._record, sealed=None)
 
         def body(txn: CatalogueTxn) -> VersionInfo:
             builds.still_ours(txn, self._build, record)
             base = publication.successor(txn, record)
-            promote.promote(self._environment, txn, drafts)
             version_tree.put_build(txn, self._build, replace(record, base=base.id, touched=time.time()))
             return base
 
@@ -135,6 +131,9 @@ class SegmentWriter:
             info = self.write(drafts, order, rows)
             grown = replace(self._record, segments=(*self._record.segments, info), touched=time.time())
             self.register(drafts.finish(), grown)
+            kept = sum(keys.nbytes for keys in self.keys.values())
+            if kept + 8 * rows.shape[0] * layout.words(order) <= KEYS_BYTES:
+                self.keys[info.name] = layout.row_keys(rows, order)
         except BaseException as error:
             self._failure = error  # `check` raises it in the caller's thread
             return
@@ -142,3 +141,9 @@ class SegmentWriter:
             drafts.discard()
         if order not in self._spare:
             self._spare[order] = rows
+
+
+def empty_rows(schema: Schema, order: int, segment_bytes: int) -> Bytes:
+    """Return uint8 [rows, stride] of unspecified content: as many rows as a segment of this size has."""
+    stride = layout.stride(schema.n, order, schema.dim, schema.code, schema.window)
+    return np.empty((max(1, (segment_bytes - 2 * fmt.PAGE) // stride), stride), np.uint8)

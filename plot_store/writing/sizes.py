@@ -7,7 +7,8 @@ from typing import Final
 from hmi_kernels.lookup.layout import stride
 
 from plot_store.ground.nouns import Schema
-from plot_store.writing.writer import SEGMENT_BYTES, SLOT_BYTES
+from plot_store.writing.indexing import SLOT_BYTES
+from plot_store.writing.segment_writer import SEGMENT_BYTES
 
 # A generous bound on a file's bytes besides rows or slots: header, padding and checksum table.
 FILE_BYTES: Final = 16 << 10

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 from hmi_kernels.lookup import ops
-from hmi_kernels.lookup.layout import TOO_LARGE, Bytes, Keys, row_keys
+from hmi_kernels.lookup.layout import TOO_LARGE, Bytes
 from numpy.typing import NDArray
 
 from plot_store.catalogue import records, version_tree
@@ -28,17 +28,16 @@ from plot_store.ground.ngrams import check_ngrams, check_order, check_rows
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.mapped import map_chain
 from plot_store.reading.reader import Reader
-from plot_store.segments.drafts import Draft, Drafts
+from plot_store.segments.drafts import Draft
 from plot_store.writing import builds, indexing, promote, publication
 from plot_store.writing.builds import Opened
+from plot_store.writing.merging import MAX_RACED, MAX_RUNS, Merge
 from plot_store.writing.publication import ANY, AS_OPENED, ON_TOP, Expect, Moved, PublishRequest
-from plot_store.writing.segment_writer import SegmentWriter
+from plot_store.writing.segment_writer import SEGMENT_BYTES, SegmentWriter
 
 __all__ = ["ANY", "AS_OPENED", "SEGMENT_BYTES", "Expect", "Writer"]
 
-SEGMENT_BYTES: Final = 64 << 20
 MAX_TRIES: Final = 16  # to publish on top of a ref that keeps moving
-SLOT_BYTES: Final = 11  # bytes of an index for each row
 
 
 @dataclass
@@ -53,7 +52,7 @@ class _Buffer:
 class _Leftover:
     """A finished build. All its files are on disk, but not all are registered."""
 
-    record: BuildRecord
+    record: BuildRecord  # its segments hold all rows of the build, unless they share segments with copies
     segments: tuple[SegmentInfo, ...]  # all segments of the version to publish
     drafts: tuple[Draft, ...]  # the files not yet registered
     onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None  # see `PublishRequest`
@@ -66,14 +65,21 @@ class Writer:
     """
 
     def __init__(
-        self, environment: Environment, opened: Opened, meta: dict[str, Any], segment_bytes: int
+        self,
+        environment: Environment,
+        opened: Opened,
+        meta: dict[str, Any],
+        segment_bytes: int,
+        merges: Sequence[Merge] = (),
     ) -> None:
+        """merges: those whose copies are the rows of this build. Other builds plan merges themselves."""
         self._environment = environment
         self._build = opened.build
         self._current = opened.current
         self._base = opened.base
         self._meta = meta
         self._segment_bytes = segment_bytes
+        self._merges = {merge.order: merge for merge in merges}
         self._segments = SegmentWriter(environment, opened.build, opened.record)
         self._buffers: dict[int, _Buffer] = {}
         self._open = True
@@ -137,7 +143,7 @@ class Writer:
         self._check_open()
         if self._segments.record.sealed is not None:
             return
-        left = self._finish()
+        left = self._finish(MAX_RUNS, apart=True)
         try:
             self._segments.register(
                 left.drafts, replace(left.record, sealed=left.segments, touched=time.time())
@@ -182,13 +188,13 @@ class Writer:
         merged = records.check_meta({**self._meta, **(meta or {})})
         if wanted is not ON_TOP:
             self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
-        for _ in range(MAX_TRIES):
-            left = self._finish()
+        for tried in range(MAX_TRIES):
+            left = self._finish(MAX_RACED if tried else MAX_RUNS)
             request = PublishRequest(self._build, left.record, left.segments, wanted, merged, left.onto)
             try:
                 version = publication.publish(self._environment, request, left.drafts)
             except Moved:
-                self._move(left)
+                self._base = self._segments.move()
                 continue
             finally:
                 promote.discard(left.drafts)
@@ -197,11 +203,6 @@ class Writer:
         raise Conflict(
             f"{self._segments.record.ref} moved {MAX_TRIES} times while this build made indexes: try again"
         )
-
-    def _move(self, left: _Leftover) -> None:
-        """Go on from the version that is current now. Finished rows are kept, and only indexes made anew."""
-        self._base = self._segments.move(left.drafts, replace(left.record, sealed=None))
-        self._buffers.clear()
 
     def abort(self) -> None:
         """End the build and remove its segments. No effect on a closed writer. Raises Conflict, StoreIO."""
@@ -226,33 +227,21 @@ class Writer:
         builds.still_ours(txn, self._build, self._segments.record)
         publication.check_expected(txn, self._segments.record, wanted)
 
-    def _finish(self) -> _Leftover:
+    def _finish(self, runs: int, apart: bool = False) -> _Leftover:
         """Write the rest of the buffers, and the indexes, unless the build is sealed.
 
-        The buffers are kept until all is registered.
+        The buffers are kept until all is registered. runs, apart: see `indexing.plan`.
         """
         record = self._segments.record
         if record.sealed is not None:
             return _Leftover(record, record.sealed, ())
         self._segments.drain()
         record = self._segments.record
-        drafts = Drafts(self._environment.folder)
-        try:
-            known: dict[str, Keys] = {}
-            for order in sorted(self._buffers, reverse=True):
-                rows = self._buffers[order].rows[: self._buffers[order].used]
-                if len(rows):
-                    info = self._segments.write(drafts, order, rows)
-                    known[info.name] = row_keys(rows, order)
-                    record = replace(record, segments=(*record.segments, info))
-            self._environment.check_room(SLOT_BYTES * sum(s.count for s in record.segments), "an index")
-            plan = indexing.plan(
-                self._environment, record, self._base, {**self._segments.keys, **known}, drafts
-            )
-            return _Leftover(record, plan.segments, tuple(drafts.finish()), plan.onto)
-        except BaseException:
-            drafts.discard()
-            raise
+        loose = {order: buffer.rows[: buffer.used] for order, buffer in self._buffers.items() if buffer.used}
+        plan = indexing.plan(
+            self._environment, self._segments, self._base, loose, self._merges, runs=runs, apart=apart
+        )
+        return _Leftover(replace(record, segments=plan.rows), plan.segments, plan.drafts, plan.onto)
 
     def _unseal(self) -> None:
         """Undo `seal`: new entries make its indexes outdated."""

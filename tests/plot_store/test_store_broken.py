@@ -17,7 +17,7 @@ import xxhash
 from plot_store import Conflict, Damaged, NotFound, Store
 from plot_store.care import archive
 from plot_store.catalogue.probe import has_segments
-from plot_store.writing.indexing import MAX_RUNS
+from plot_store.writing.merging import MAX_RUNS
 
 FORMAT_1 = Path(__file__).parent / "formats" / "format-1.plot"
 

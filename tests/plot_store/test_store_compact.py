@@ -10,8 +10,15 @@ import plotlab as lab
 import pytest
 
 from plot_store import Conflict, Damaged, Invalid, NotFound, Store, StoreFull, StoreIO, VersionInfo
+from plot_store.writing import writer
 
 SMALL = 1 << 15  # the tests' target_bytes: most segments are below half of it
+
+
+@pytest.fixture(autouse=True)
+def unmerged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends here merge nothing, so that there is something to compact."""
+    monkeypatch.setattr(writer, "MAX_RUNS", 1 << 30)
 
 
 def grow(store: Store, rounds: int, ref: str = "r", counts: tuple[int, ...] = (60, 10, 2)) -> lab.Entries:

@@ -20,6 +20,7 @@ from hmi_kernels.lookup.layout import DTYPES, header_bytes
 
 from plot_store import Damaged, FormatTooNew, Store, StoreIO
 from plot_store.care import check
+from plot_store.catalogue.catalogue import FORMAT
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment, open_segment
 

@@ -19,7 +19,7 @@ from plot_store import Damaged, Invalid, Store
 from plot_store.catalogue import version_tree
 from plot_store.catalogue.records import dump, version_fields
 from plot_store.segments import format as fmt
-from plot_store.writing.indexing import MAX_RUNS
+from plot_store.writing.merging import MAX_RUNS
 
 OLD = Path(__file__).parent / "formats"
 FILES = ["format-1", *(f"format-{number}{end}" for number in (2, 3, 4) for end in sorted(WIDTHS))]
@@ -70,25 +70,30 @@ def test_there_is_one_fixture_of_each_format() -> None:
     assert sum(p.stat().st_size for p in OLD.glob("*.plot")) < 200_000
 
 
+@pytest.mark.parametrize("turns", [MAX_RUNS - 1, MAX_RUNS + 3], ids=["compacted", "merged"])
 @pytest.mark.parametrize("old", [1, 2])
-def test_old_rows_and_new_ones_make_one_version(store: Store, old: int) -> None:
-    """A build that extends an older version: rows with different checks, or none, in one
-    chain and later in one index."""
+def test_old_rows_and_new_ones_make_one_version(store: Store, old: int, turns: int) -> None:
+    """A build that extends an older version: rows with different checks, or none, in one chain. Both
+    compactions and the merges of extending builds give all rows checks of the current format."""
     store.import_archive(OLD / f"format-{old}.plot")
     known = lab.entries(fixed(), "fp16")
-    for turn in range(6):  # from the fifth index on, some are merged
+    first = store.version("r/a")
+    for turn in range(turns):
         made = lab.content(turn, (20, 5, 2), dim=5)
         version = lab.put(store, "r/a", made, dtype="fp16", extend=True)
         known.update(lab.entries(made, "fp16"))
         with store.reader("r/a") as reader:
             assert {s.layout.format for s in reader._mapped.segments} == {old, fmt.FORMAT}  # type: ignore[union-attr]
             lab.same_as(reader, [known, lab.entries(fixed(), "int8")], lab.texts(turn))
-    assert sum(s.kind == "index" and s.order == 3 for s in version.segments) <= MAX_RUNS
+    assert len(version.indexes(3)) <= MAX_RUNS
     lab.check(store)
-    before = store.version("r/a")
-    after = store.compact("r/a", max_segments=1)
-    assert after is not None
-    assert store.diff(before.id, after.id).equal  # whatever their checks
+    after = version
+    if turns < MAX_RUNS:
+        assert {s.name for s in first.segments} < {s.name for s in version.segments}
+        compacted = store.compact("r/a", max_segments=1)
+        assert compacted is not None
+        after = compacted
+        assert store.diff(version.id, after.id).equal  # whatever their checks
     with store.reader("r/a") as reader:
         assert {s.layout.format for s in reader._mapped.segments if s.info in after.segments} == {fmt.FORMAT}  # type: ignore[union-attr]
         lab.same_as(reader, [known, lab.entries(fixed(), "int8")], lab.texts(9))
@@ -115,20 +120,22 @@ def test_damage_in_rows_of_format_2_is_found_as_far_as_their_check_goes(
     assert {d.segment for d in store.verify().damages} >= {info.name}
     with pytest.raises(Damaged, match=info.name):
         store.diff("r/a", "r/a")
-    for seed in range(3):
+    for seed in range(MAX_RUNS - 1):
         store.append("r/a", lab.content(seed, (9, 3, 3, 2, 1), dim=5))
-    with pytest.raises(Damaged, match=info.name):
-        store.compact("r/a", max_segments=1)
+    for merge in (store.compact, lambda ref, **_: store.append(ref, lab.content(9, (9, 3, 3, 2, 1), dim=5))):
+        with pytest.raises(Damaged, match=info.name):
+            merge("r/a", max_segments=1)
 
 
 def test_a_damaged_vector_of_format_1_is_not_given_a_check(store: Store) -> None:
     version = store.import_archive(OLD / "format-1.plot")
     info = next(s for s in version.segments if s.kind == "rows" and s.order == 3)
     lab.piece(store, info.name).flip(fmt.PAGE + header_bytes(3, 3))
-    for seed in range(3):
+    for seed in range(MAX_RUNS - 1):
         store.append("r/a", lab.content(seed, (9, 3, 3), dim=5))
-    with pytest.raises(Damaged, match=info.name):
-        store.compact("r/a", max_segments=1)
+    for merge in (store.compact, lambda ref, **_: store.append(ref, lab.content(9, (9, 3, 3), dim=5))):
+        with pytest.raises(Damaged, match=info.name):
+            merge("r/a", max_segments=1)
 
 
 @pytest.mark.parametrize(("n", "dtype", "window"), WRITTEN, ids=str)

@@ -14,7 +14,7 @@ from hmi_kernels.lookup import reference
 from hmi_kernels.lookup.layout import DTYPES, Window
 
 from plot_store import Closed, Invalid, Store
-from plot_store.writing.indexing import MAX_RUNS
+from plot_store.writing.merging import MAX_RUNS
 
 
 @pytest.mark.parametrize("window", ["centred", "causal"])
@@ -187,19 +187,19 @@ def test_unigrams_are_indexed_directly_once_they_are_many(store: Store) -> None:
 
 
 def test_many_extensions_keep_few_indexes_and_the_large_old_one(store: Store) -> None:
-    big = lab.content(0, (3000, 0, 0))
-    first = lab.put(store, "r", big)
+    big = lab.content(0, (3000, 0, 0), vocab=15)
+    first = lab.put(store, "r", big, vocab=15)
     known = lab.entries(big)
     large = next(s for s in first.segments if s.kind == "index")
-    for turn in range(1, 20):
-        made = lab.content(turn, (30, 0, 0))
-        version = lab.put(store, "r", made, extend=True)
+    for turn in range(1, 12):
+        made = lab.content(turn, (20, 0, 0), vocab=15)
+        version = lab.put(store, "r", made, vocab=15, extend=True)
         known.update(lab.entries(made))
-        indexes = [s for s in version.segments if s.kind == "index"]
-        assert len(indexes) <= MAX_RUNS
+        indexes = version.indexes(3)
+        assert len(indexes) <= MAX_RUNS + 1
         assert indexes[0] == large
         with store.reader("r") as reader:
-            lab.same_as(reader, [known], lab.texts(turn))
+            lab.same_as(reader, [known], lab.texts(turn, vocab=15))
     lab.check(store)
 
 

@@ -6,11 +6,13 @@ import contextlib
 import shutil
 
 import plotlab as lab
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plot_store import ANY, Conflict, InUse, NotFound, Reader, Store, VersionInfo
+from plot_store.writing import writer
 
 REFS = ["a", "b", "a/x", "a/y", "a/x/z"]
 seeds = st.integers(0, 30)
@@ -23,6 +25,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held = contextlib.ExitStack()
+        patch = self.held.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(writer, "MAX_RUNS", 2)  # appends merge often
         self.folder = self.held.enter_context(lab.scratch())
         self.store = Store.open(self.folder / "s", create=True)
         self.versions: dict[str, VersionInfo] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -55,24 +55,30 @@ def _ref(depth: int) -> str:
     return f"v{depth}"
 
 
+def look_ups(readers: Mapping[str, Reader], batches: NDArray[np.int32], runs: int) -> dict[str, list[float]]:
+    """Return the seconds of look-ups of BATCH tokens by reader. batches: int32 [BATCHES, BATCH]."""
+    offsets, out = np.array([0, BATCH], np.int64), np.empty((BATCH, DIM), np.float32)
+
+    def look_up(reader: Reader, i: int) -> None:
+        reader.lookup(batches[i], offsets, out=out)
+
+    works = {
+        name: partial(seconds, rotating(partial(look_up, reader), BATCHES))
+        for name, reader in readers.items()
+    }
+    for work in works.values():
+        for _ in range(BATCHES):  # checks rows that have not been looked up yet
+            work()
+    return in_turn(works, runs)
+
+
 def _by_depth(
     readers: Mapping[int, Reader], texts: Mapping[str, NDArray[np.int32]], runs: int
 ) -> Iterator[Figure]:
-    offsets, out = np.array([0, BATCH], np.int64), np.empty((BATCH, DIM), np.float32)
     least, *deeper = readers
+    named = {str(depth): reader for depth, reader in readers.items()}
     for kind, batches in texts.items():
-
-        def look_up(reader: Reader, batches: Sequence[NDArray[np.int32]], i: int) -> None:
-            reader.lookup(batches[i], offsets, out=out)
-
-        works = {
-            str(depth): partial(seconds, rotating(partial(look_up, reader, list(batches)), BATCHES))
-            for depth, reader in readers.items()
-        }
-        for work in works.values():
-            for _ in range(BATCHES):  # checks rows that have not been looked up yet
-                work()
-        turns = in_turn(works, runs)
+        turns = look_ups(named, batches, runs)
         for depth in deeper:
             goal = 1.5 if depth == 2 * least else None
             ratio = median_ratio(turns, str(depth), str(least))

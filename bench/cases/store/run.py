@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.store import deep, live, peers, reading, writing
+from bench.cases.store import appends, deep, live, peers, reading, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
 from bench.harness.report import Figure, known
 from hmi.errors import StorageFull
 from hmi.model.memory import memory_left
 
-SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "deep", "live")
+SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "deep", "appends", "live")
 COPIES = {"lookup": 1.0, "peers": 3.5, "cold": 0.0}
 """Sections that read the chain, and their rows in memory in multiples of the chain's bytes."""
 BULK_KEYS = 2_000_000
 """The greatest number of keys of a bulk build, which is repeated; more would only take longer."""
 DEEP_KEYS = 400_000
 """The greatest number of keys of a deep chain's root."""
+APPENDS = 1_400
+"""The greatest number of appends to one ref."""
 MEMORY_SHARE = 0.8
 """The fraction of free memory that rows may take. With more, they would be read from the disk."""
 
@@ -80,6 +82,9 @@ def _measured(plan: StorePlan, folder: Path, report: Callable[[str], None]) -> I
     if "deep" in plan.sections:
         report("chains of many versions")
         yield from deep.measure(folder / "deep", min(plan.keys, DEEP_KEYS), plan.runs)
+    if "appends" in plan.sections:
+        report("many appends")
+        yield from appends.measure(folder / "appends", min(plan.keys // 50, APPENDS), plan.runs)
     if "live" in plan.sections:
         report("a reader beside publications")
         yield from live.measure(folder / "live", plan.phase_s, plan.phases)

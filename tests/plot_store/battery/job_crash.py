@@ -24,6 +24,7 @@ def record(*, emit: Emit, folder: str, log: str, side: str, ops: Ops, bug: str =
     whether it changed anything."""
     sabotage.plant(bug)
     play.step_by_step()
+    play.merge_early()
     recorder = Recorder(folder, log)
     with Store.open(Path(folder) / "deep" / "store", create=True) as store:
         recorder.mark("0")

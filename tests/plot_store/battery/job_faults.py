@@ -50,6 +50,7 @@ def fault(
     was opened anew}.
     """
     play.step_by_step()
+    play.merge_early()
     follow = [*(Op(*op) for op in ops), Op(*call)]
     recorder = Recorder(folder, log)
     store = Store.open(Path(folder) / "store")

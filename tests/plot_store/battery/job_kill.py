@@ -40,6 +40,7 @@ def live(
     kinds; with at = 0 it lives on.
     """
     play.step_by_step()
+    play.merge_early()
     recorder = Recorder(folder)
     if at:
         recorder.plan(at, at, "kill_after" if after else "kill_before", kinds=kinds)

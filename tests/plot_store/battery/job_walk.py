@@ -22,6 +22,7 @@ HELD = 3  # readers that stay open
 def walk(*, emit: Callable[[Any], None], folder: str, side: str, seed: int, count: int, thorough: int) -> Any:
     """Run `count` operations; after every `thorough`-th, compare everything. Emits
     {"found", "done": counts by kind}."""
+    play.merge_early()
     rng, model = random.Random(seed), Plain()
     done: Counter[str] = Counter()
     held: list[tuple[Reader, int]] = []

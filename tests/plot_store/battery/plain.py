@@ -256,7 +256,8 @@ SCRIPT = [
     Op("publish", "r", 4),  # the same segments again, whose names exist already
     Op("begin", "s", 5),
     Op("finish", "s", 5),
-    Op("append", "r/a", 6),
+    Op("append", "r/a", 6),  # merges: see `play.merge_early`
+    Op("append", "r/a", 9),
     Op("compact", "r/a"),
     Op("import", "i1", 1),
     Op("pin", "r/a", 0, 1),
@@ -272,6 +273,8 @@ SCRIPT = [
     Op("publish", "c/x", 12),
     Op("append", "c/x", 3),
     Op("compact", "c/x"),
+    Op("append", "c/x", 7),
+    Op("append", "c/x", 2),
     Op("sealed", "r", 10),
     Op("gc", arg=1),
     Op("import", "i2", 2),

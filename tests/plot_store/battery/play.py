@@ -10,6 +10,7 @@ from plain import Op
 
 from plot_store import ANY, PlotStoreError, Store
 from plot_store.catalogue import changes
+from plot_store.writing import writer
 
 SEGMENT_BYTES = 1 << 14  # a build of the battery has several segments
 AT_ONCE = -60.0  # files created just now count as old
@@ -18,6 +19,11 @@ AT_ONCE = -60.0  # files created just now count as old
 def step_by_step() -> None:
     """From now on, each step of a collection is a transaction of its own in this process."""
     changes.HOLD_S = 0.0  # type: ignore[misc]
+
+
+def merge_early() -> None:
+    """From now on in this process, an extending build merges once there are two indexes of an order."""
+    writer.MAX_RUNS = 2  # type: ignore[misc]
 
 
 def play(store: Store, op: Op, number: int, side: Path) -> bool:
