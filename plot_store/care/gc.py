@@ -82,7 +82,7 @@ class _Plan:
     steps: tuple[_Step, ...]  # what to remove from the catalogue, in order
     segments: frozenset[str]  # names of the segments of dead versions and builds
     strays: frozenset[str]  # names of other segments that no record names any more
-    doomed: frozenset[str]  # names of the files that go with them
+    doomed: frozenset[str]  # names of the recorded files that no segment needs any more
     needed: frozenset[str]  # names of the files of all others
     kept: dict[str, tuple[str, ...]]  # the reasons for each version that stays
     seen: Seen
@@ -125,7 +125,7 @@ def collect(environment: Environment, policy: GcPolicy, *, dry_run: bool) -> GcR
         end = drop_records(environment, plan, policy, now)
         removed = list(end.gone)
         kept.update(dict.fromkeys(end.revived - kept.keys(), ("named since the collection began",)))
-        swept = promote.sweep(environment, sorted(plan.segments | plan.strays), sorted(orphans))
+        swept = promote.sweep(environment, sorted(plan.segments | plan.strays), sorted(sizes))
         cleared = [name for name in unfinished if creation.remove(environment.path / name)]
         environment.keep_reserve()
     sizes.update(unfinished)
@@ -242,7 +242,8 @@ def _plan(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> 
     lie_in = places.recorded(txn)
     lost, strays = of_dead - of_live, lie_in.keys() - of_live - of_dead
     needed = {lie_in.get(name, name) for name in of_live}
-    doomed = {lie_in.get(name, name) for name in lost | strays} - needed
+    # A shared file is needed no more, too, if its segments were published again and lie elsewhere now.
+    doomed = {*txn.keys(places.FILE), *(lie_in.get(name, name) for name in lost | strays)} - needed
     return _Plan(
         tuple(steps), frozenset(lost), frozenset(strays), frozenset(doomed), frozenset(needed), kept, seen
     )

@@ -18,6 +18,7 @@ import pytest
 from hmi_kernels.lookup.layout import Window
 
 from plot_store import ANY, Conflict, Damaged, Store, StoreIO, VersionInfo
+from plot_store.ground.nouns import SegmentInfo
 from plot_store.segments import format as fmt
 from plot_store.segments import segment
 from plot_store.writing import indexing, merging, publication, writer
@@ -180,7 +181,7 @@ def test_an_append_that_merges_and_fails_leaves_nothing(
             store.gc(orphan_age_s=-60)  # files that got their names before the folder could not be synced
             assert {file.name for file in (store.path / "segments").iterdir()} == files
             check_entries(store, "r", known, lab.entries(added(50)))
-    assert failed > 5  # syncs of two orders with rows and an index each, and of the folder
+    assert failed > 2  # syncs of the file, and of the folder
     assert {order: len(version.indexes(order)) for order in (1, 3)} == {1: 1, 3: 1}
     assert len(version.segments) == 4
     check_entries(store, "r", known | lab.entries(added(50)), {})
@@ -200,9 +201,9 @@ def test_a_merge_keeps_what_an_older_index_covers_and_does_not_read_that_index(
     read: list[str] = []
     check_content = segment._check_content
 
-    def checked(fd: int, info: object) -> None:
-        read.append(info.name)  # type: ignore[attr-defined]
-        check_content(fd, info)  # type: ignore[arg-type]
+    def checked(fd: int, info: SegmentInfo, at: int) -> None:
+        read.append(info.name)
+        check_content(fd, info, at)
 
     monkeypatch.setattr(segment, "_check_content", checked)
     for seed in range(1, MAX_RUNS):
@@ -260,7 +261,7 @@ def test_an_append_lands_on_top_of_what_came_first(
     landed: list[str] = []
     written: list[int] = []
     real = SegmentWriter.write
-    monkeypatch.setattr(SegmentWriter, "write", lambda *given: written.append(given[1]) or real(*given))
+    monkeypatch.setattr(SegmentWriter, "write", lambda *given: written.append(given[2]) or real(*given))
 
     def act() -> None:
         landed.extend(store.append("r", added(s), meta={"kept": s}).id for s in range(20, 20 + others))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from bench.cases.store.data import (
     trigrams,
 )
 from plot_store import Reader, Schema, Store, VersionInfo
+from plot_store.ground.nouns import Place
 from plot_store.segments import format as fmt
 
 TEXTS_AT_ONCE = 16
@@ -120,21 +121,24 @@ class Chain:
 
     def rows(self) -> FlatRows:
         """Return the root's trigram rows, mapped anew."""
-        return FlatRows(self.folder, self.store.version(REFS[0]))
+        version = self.store.version(REFS[0])
+        return FlatRows(self.folder, version, self.store._env().places(version.segments))
 
 
 class FlatRows:
     """A version's trigram rows as plain memory: its files mapped the default way, without an index."""
 
-    def __init__(self, folder: Path, version: VersionInfo) -> None:
+    def __init__(self, folder: Path, version: VersionInfo, places: Mapping[str, Place]) -> None:
         self.maps = []
         for info in version.segments:
             if info.kind == "rows" and info.order == 3:
-                path = folder / "segments" / info.name
+                place = places[info.name]
+                path = folder / "segments" / place.file
                 with path.open("rb") as file:
+                    file.seek(place.at)
                     found = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
                 shape = (found.count, found.stride)
-                self.maps.append(np.memmap(path, np.uint8, "r", found.data_at, shape))
+                self.maps.append(np.memmap(path, np.uint8, "r", place.at + found.data_at, shape))
         self._starts = np.cumsum([0, *(len(rows) for rows in self.maps)])
         self._stride = self.maps[0].shape[1]
         self._bases = np.array([rows.ctypes.data for rows in self.maps], np.int64)
