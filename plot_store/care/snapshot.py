@@ -53,7 +53,7 @@ def snapshot(environment: Environment, folder: Path) -> Snapshot:
 
 def _contents(txn: CatalogueTxn) -> tuple[set[str], dict[str, dict[str, Any]]]:
     ids = txn.keys(version_tree.VERSION)
-    return version_tree.named_segments(txn), {i: version_tree.get_version(txn, i).meta for i in ids}
+    return version_tree.named_segments(txn), {i: version_tree.get_meta(txn, i).meta for i in ids}
 
 
 def _linked(source: Path, target: Path, name: str) -> bool:
