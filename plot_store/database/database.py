@@ -156,6 +156,7 @@ class Database:
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
         self._folder, self._label, self._read_only = folder, label, read_only
+        self._data = str(folder / "data.mdb")
         self._writer = _WriterLock(folder, label.owner)
         check_host(folder, label.owner)
         with HOLDING, _LIVE_LOCK:  # no fork while LMDB opens
@@ -234,8 +235,8 @@ class Database:
     def generation(self) -> int:
         """Return a number that grows with each committed change of any process.
 
-        What is read from here on has this change. LMDB's `info` may name one that nobody sees yet: while it is
-        being synced, and, if its process was killed then, until another one writes.
+        What is read from here on has this change. LMDB's `info` may name one that nobody sees yet: while it
+        is being synced, and, if its process was killed then, until another one writes.
         """
         return self._run(lambda raw: int(raw.id()), write=False)
 
@@ -243,15 +244,16 @@ class Database:
         """Raises Closed if another file lies in the place of the open one, which nobody changes any more."""
         if self._placed_file() != self._file:
             raise Closed(
-                f"the folder of {self._label.owner} was removed or replaced, perhaps by a restored copy: close it "
-                "and open it again"
+                f"the folder of {self._label.owner} was removed or replaced, perhaps by a restored copy: "
+                "close the store and open it again"
             )
 
     def _placed_file(self) -> tuple[int, int] | None:
-        with contextlib.suppress(OSError):
-            found = (self._folder / "data.mdb").stat()
-            return found.st_dev, found.st_ino
-        return None
+        try:
+            found = os.stat(self._data)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def forget_dead_readers(self) -> int:
         """Free the reader slots of processes that died. Returns their number."""

@@ -43,7 +43,7 @@ from plot_store.writing import builds
 from plot_store.writing.append import Entries, append
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
 
-POLL_S: Final = 0.02
+POLL_S: Final = 0.05
 """Seconds between two looks of `Store.moved` at whether anything was committed."""
 DELETE_TRIES: Final = 5
 """Times that `Store.delete` looks at the refs that have moved."""
@@ -76,7 +76,7 @@ class _Branches(ABC):
         of a ref's current version, or None for a ref that is gone. So `seen` with all answers applied is what
         was current at the last one, whatever processes did meanwhile and whether or not this one was there.
         Of a ref that moves and comes back within POLL_S nothing may be told. While nothing is committed,
-        waiting costs about 10 µs each POLL_S.
+        waiting costs some 0.1 ms each POLL_S.
 
         Raises Closed, within POLL_S, if this store is closed meanwhile, or if its folder is replaced by
         another one, such as a snapshot; then open it again and go on with the same `seen`. Also raises
