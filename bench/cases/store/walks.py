@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.cases.store import live
 from bench.cases.store.data import VOCAB
 from bench.harness.report import Figure, seconds
 from hmi.api.process.local import LocalCalls
@@ -36,10 +37,14 @@ META = {
     "report": {"tokens": 1_000_000, "seconds": 12.5, "stored": {"1": 30_000, "2": 20_000, "3": 100_000}},
 }
 IDLE_S = 1.0
+LEAST = 60
 
 
-def measure(folder: Path, versions: int, runs: int) -> Iterator[Figure]:
-    """Yield the wall times of calls with as many refs as versions, and with OLD versions of each ref."""
+def measure(folder: Path, keys: int, runs: int) -> Iterator[Figure]:
+    """Yield the wall times of calls: with a ref for each 100 keys, at most 10,000; and with as many versions,
+    OLD of each ref.
+    """
+    versions = max(LEAST, min(10_000, keys // 100))
     for old in (1, OLD):
         yield from _of_a_store(folder / str(old), versions // old, old, runs)
         shutil.rmtree(folder / str(old))
@@ -51,10 +56,11 @@ def _of_a_store(folder: Path, refs: int, old: int, runs: int) -> Iterator[Figure
     try:
         with Store.open(Layout(folder).plots) as store:
             fill(store, refs, old)
-            number, last = count(), count()
+            number = count()
             calls: dict[str, Callable[[], object]] = {
                 "refs": store.refs,
                 "heads": store.heads,
+                "metas": store.metas,
                 "info": store.info,
                 "history": lambda: store.history(_ref(0)),
                 "children": lambda: store.children(ROOT),
@@ -63,27 +69,30 @@ def _of_a_store(folder: Path, refs: int, old: int, runs: int) -> Iterator[Figure
                 "one_domain": lambda: local.request("GET", f"/manage/domains/{ROOT}.d0"),
             }
             for name, call in calls.items():
-                took = [seconds(call, time.perf_counter) for _ in range(runs)]
-                yield Figure(f"{name}_{kind}", 1e3 * statistics.median(took), "ms", runs=runs)
-            with lock_times() as held:
-                took = [
-                    seconds(lambda: store.delete(_ref(refs - 1 - next(last))), time.perf_counter)
-                    for _ in range(runs)
-                ]
-            yield Figure(f"delete_{kind}", 1e3 * statistics.median(took), "ms", runs=runs)
-            yield Figure(f"delete_lock_held_{kind}", 1e3 * statistics.median(held), "ms", runs=runs)
-            yield from _feed(store, kind, runs)
+                yield _median(f"{name}_{kind}", runs, call)
+            last = iter(range(refs - 1, 0, -1))
+            yield from _deletions(store, f"delete_{kind}", runs, last)
+            with live.publisher_of(store):
+                yield from _deletions(store, f"delete_beside_publications_{kind}", max(1, runs // 2), last)
+            heads = store.heads()
+            look = _median(f"moved_{kind}", runs, lambda: store.moved(heads))
+            yield look
+            used = 1e3 * seconds(lambda: store.moved(heads, IDLE_S), time.process_time) - (look.value or 0)
+            yield Figure(f"moved_idle_{kind}", used / IDLE_S, "ms/s", peer="CPU time while nothing happens")
     finally:
         local.close()
 
 
-def _feed(store: Store, kind: str, runs: int) -> Iterator[Figure]:
-    """Asking what has moved: at once, and while nothing happens."""
-    heads = store.heads()
-    took = [seconds(lambda: store.moved(heads), time.perf_counter) for _ in range(runs)]
-    yield Figure(f"moved_{kind}", 1e3 * statistics.median(took), "ms", runs=runs)
-    used = seconds(lambda: store.moved(heads, IDLE_S), time.process_time) - statistics.median(took)
-    yield Figure(f"moved_idle_{kind}", 1e3 * used / IDLE_S, "ms/s", runs=1, peer="CPU time while waiting")
+def _median(name: str, runs: int, call: Callable[[], object]) -> Figure:
+    took = [seconds(call, time.perf_counter) for _ in range(runs)]
+    return Figure(name, 1e3 * statistics.median(took), "ms", runs=runs)
+
+
+def _deletions(store: Store, name: str, runs: int, numbers: Iterator[int]) -> Iterator[Figure]:
+    """The time of deletions, and how long one holds the write lock at most."""
+    with lock_times() as held:
+        yield _median(name, runs, lambda: store.delete(_ref(next(numbers))))
+    yield Figure(f"{name}_lock_held", 1e3 * max(held), "ms", runs=len(held))
 
 
 def fill(store: Store, refs: int, old: int) -> None:
