@@ -43,6 +43,7 @@ from plot_store.ground.nouns import (
     StoreInfo,
     VerifyReport,
     VersionInfo,
+    VersionMeta,
 )
 from plot_store.reading.backoff import Backoff
 from plot_store.reading.device import DeviceHits, DeviceReader
@@ -94,6 +95,7 @@ __all__ = [
     "StoreInfo",
     "VerifyReport",
     "VersionInfo",
+    "VersionMeta",
     "Writer",
     "differences",
     "disk_bytes",

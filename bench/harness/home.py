@@ -224,7 +224,7 @@ class Ground:
 
     @classmethod
     def of(cls, manager: Manager, root: str) -> Ground:
-        plot = manager.plots.refs()[root]
+        plot = manager.plots.version(root)
         folder = Layout(manager.settings.data).root(root, PlotMeta.of(plot).root_version)
         info = read_any_info(folder)
         assert isinstance(info, RootInfo | GenerativeRootInfo)

@@ -124,7 +124,7 @@ def _compare_trials(
     root = load_root(ctx.layout.root(base.root, base.root_version))
     domain = ctx.plots.version(base.plot_version)
     if domain.ref != base.domain:  # the version stands on another root than its domain's
-        domain = ctx.plots.refs()[base.domain]
+        domain = ctx.plots.version(base.domain)
     trial = Trial(ctx, root, domain, ledger, len(data.train))
     deeper = None if rule == "by_folds" else deeper_root(ctx, model, base, spec)
     winner, tried = None, list[Tried]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
@@ -19,7 +20,7 @@ from hmi.stores.plot.plot_meta import lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
-from plot_store import VersionInfo
+from plot_store import NotFound, VersionInfo, VersionMeta
 
 log = logging.getLogger("hmi.manager")
 
@@ -48,7 +49,7 @@ class Consistency:
 
     def _drop_strays(self) -> None:
         with plot_errors():
-            for ref in self._parts.plots.refs():
+            for ref in self._parts.plots.heads():
                 if "/" not in ref and self._roots.drop_stray(ref):
                     log.info("removed the PLOT of %s, whose import never ended", ref)
 
@@ -60,29 +61,29 @@ class Consistency:
         if damaged:
             return tuple(damaged)
         with plot_errors():
-            refs, lowers = parts.plots.refs(), lowers_of(self._versions())
+            refs, versions = parts.plots.heads(), parts.plots.metas()
         problems: list[str] = []
         for root in parts.registry.roots():
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
             if not parts.layout.root(root.name, root.version).is_dir():
                 problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
-        for lower, domain in lowers.items():
+        for lower, domain in lowers_of(versions).items():
             if not parts.lowers.has(lower):
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
-        have, known = parts.adapters.names(), dict[str, bool]()
+        have, known = parts.adapters.names(), {version.id: True for version in versions}
         roots = {(root.name, root.version) for root in parts.registry.roots()}
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"
-            for version in model.versions:
-                what = f"version {version.version} of model {name} has lost its"
-                if version.artefact not in have:
+            for stored in model.versions:
+                what = f"version {stored.version} of model {name} has lost its"
+                if stored.artefact not in have:
                     problems.append(f"{what} artefact: {MODEL_CURE}")
-                if (version.root, version.root_version) not in roots:
-                    problems.append(f"{what} root {version.root}: fine-tune it again")
-                if version.plot_version not in known:
-                    known[version.plot_version] = self._has_plot(version.plot_version)
-                if not known[version.plot_version]:
+                if (stored.root, stored.root_version) not in roots:
+                    problems.append(f"{what} root {stored.root}: fine-tune it again")
+                if stored.plot_version not in known:
+                    known[stored.plot_version] = self._has_plot(stored.plot_version)
+                if not known[stored.plot_version]:
                     problems.append(f"{what} PLOT version: fine-tune it again")
         return tuple(problems)
 
@@ -96,7 +97,7 @@ class Consistency:
 
         parts, problems = self._parts, list[str]()
         with plot_errors():
-            versions = self._versions()
+            versions = parts.plots.metas()
         for root in parts.registry.roots(tolerant=True):
             folder = parts.layout.root(root.name, root.version)
             problems += self._problems(verify_root, folder) if folder.is_dir() else []
@@ -124,11 +125,6 @@ class Consistency:
         except (Damaged, Unavailable) as error:
             return [error.message]
 
-    def _versions(self) -> list[VersionInfo]:
-        """All versions of all domains."""
-        plots = self._parts.plots
-        return [version for ref in plots.refs() for version in plots.history(ref)]
-
     def collect(self, *, plots: bool = True) -> dict[str, int]:
         """Free PLOT versions, artefacts, lower layers and samples that nothing needs any more. Returns the
         bytes freed by kind.
@@ -142,8 +138,10 @@ class Consistency:
         with plot_errors():
             kept = parts.settings.plot_keep_versions
             freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
-            versions = self._versions()
-            versions += [parts.plots.version(v) for v in keep if self._has_plot(v)]
+            versions: list[VersionInfo | VersionMeta] = [*parts.plots.metas()]
+            for version_id in keep - {version.id for version in versions}:
+                with suppress(NotFound):
+                    versions.append(parts.plots.version(version_id))
         parts.misses.files.prune(self._has_plot)
         beside = {"lowers": 0, "samples": 0}
         # A running build may have stored lower layers or a sample whose version it will publish hours later.

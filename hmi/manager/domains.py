@@ -4,12 +4,14 @@ module holds the rules.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import plot_store
 from hmi.core import DeletedParts, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import checked_corpus
@@ -18,7 +20,7 @@ from hmi.jobs.specs import BuildPlotSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
-from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.plots import current_version, plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE
 from plot_store import Store, VersionInfo
 
@@ -116,12 +118,11 @@ class DomainOperations:
             raise InvalidInput(
                 f"{domain!r} has no branch: name a domain root/branch, or import a root", field="domain"
             )
-        refs = self._refs()
-        if str(branch) in refs:
+        if current_version(self._parts.plots, str(branch)) is not None:
             raise Conflict(
                 f"domain {branch} exists already: update it, or choose another name", field="domain"
             )
-        if str(branch.parent) not in refs:
+        if current_version(self._parts.plots, str(branch.parent)) is None:
             raise NotFound(
                 f"the parent of {branch} does not exist: create {branch.parent} first", field="domain"
             )
@@ -170,16 +171,25 @@ class DomainOperations:
         return self.one(domain)
 
     def all(self) -> list[DomainInfo]:
-        refs, models = self._refs(), self._models_by_domain()
-        return [self._view(refs[ref], refs, models) for ref in sorted(refs)]
+        with plot_errors():
+            heads = self._parts.plots.heads()
+        children: defaultdict[str, list[str]] = defaultdict(list)
+        for ref in sorted(heads):
+            children[ref.rpartition("/")[0]].append(ref)
+        recorded = self._parts.misses.files.epochs()
+        found = []
+        for ref in sorted(heads):
+            with suppress(NotFound):  # it was deleted this moment
+                found.append(self._view(ref, heads[ref], children[ref], record_misses=ref in recorded))
+        return found
 
     def one(self, domain: str) -> DomainInfo:
-        self.current(DomainId.parse(domain))
-        wanted = str(DomainId.parse(domain))
-        refs = self._refs()
-        if wanted not in refs:
-            raise _unknown(wanted)
-        return self._view(refs[wanted], refs, self._models_by_domain())
+        current = self.current(DomainId.parse(domain))
+        with plot_errors():
+            below = self._parts.plots.heads(f"{current.ref}/")
+        children = sorted(ref for ref in below if ref.rpartition("/")[0] == current.ref)
+        epoch = self._parts.misses.files.epoch(current.ref)
+        return self._view(current.ref, current.id, children, record_misses=epoch is not None)
 
     def rollback(self, domain: str, version: str) -> DomainInfo:
         """Make `version` current: new fine-tunings use it, and existing models keep theirs."""
@@ -201,29 +211,27 @@ class DomainOperations:
 
         def act(models: list[str], jobs: list[str]) -> None:
             # The registry excludes all other processes meanwhile, so no model or job can become a dependant.
-            refs = self._refs()
-            below = sorted(r for r in refs if r.startswith(f"{branch}/"))
+            with plot_errors():
+                below = sorted(self._parts.plots.heads(f"{branch}/"))
             for what, names in (("domain", below), ("model", models), ("job", jobs)):
                 if names:
                     raise Conflict(_depends(str(branch), what, names), dependants=names)
-            if str(branch) in refs:
-                with plot_errors():
-                    history = self._parts.plots.history(str(branch))
-                    self._parts.plots.delete(str(branch))
-                    others = (v for ref in refs if ref != str(branch) for v in self._parts.plots.history(ref))
-                    samples.update(samples_of(history) - samples_of(others))
-                versions.update(v.id for v in history)
+            with plot_errors(), suppress(plot_store.NotFound):  # there may be no such ref
+                versions.extend(self._parts.plots.history(str(branch)))
+                self._parts.plots.delete(str(branch))
             self._record(str(branch), False)
 
-        versions: set[str] = set()
-        samples: set[str] = set()
+        versions: list[VersionInfo] = []
         self._parts.registry.while_unused(str(branch), act)
-        self._parts.samples.remove(samples)
-        self._parts.tell_deleted(DeletedParts(plots=frozenset(versions)))
+        self._parts.tell_deleted(DeletedParts(plots=frozenset(version.id for version in versions)))
+        if samples := samples_of(versions):
+            with plot_errors():
+                others = samples_of(self._parts.plots.metas())
+            self._parts.samples.remove(samples - others)
 
     def current(self, branch: DomainId) -> VersionInfo:
         """The version that the next fine-tuning uses. Raises NotFound."""
-        found = self._refs().get(str(branch))
+        found = current_version(self._parts.plots, str(branch))
         if found is None:
             raise _unknown(str(branch))
         return found
@@ -232,10 +240,6 @@ class DomainOperations:
         files = self._parts.misses.files
         files.switch_on(domain) if on else files.switch_off(domain)
         self._parts.misses.refresh()
-
-    def _refs(self) -> dict[str, VersionInfo]:
-        with plot_errors():
-            return self._parts.plots.refs()
 
     def _submit(
         self,
@@ -271,15 +275,16 @@ class DomainOperations:
             self._counted = at, Counter(d for m in models for d in {v.domain for v in m.versions})
         return self._counted[1]
 
-    def _view(self, current: VersionInfo, refs: dict[str, VersionInfo], models: Counter[str]) -> DomainInfo:
-        branch = DomainId.parse(current.ref)
+    def _view(self, ref: str, head: str, children: list[str], *, record_misses: bool) -> DomainInfo:
+        """head: id of the current version. Raises NotFound."""
+        branch = DomainId.parse(ref)
         with plot_errors():
-            history = self._parts.plots.history(current.ref)
-        level = len(branch.parts)
-        children = sorted(r for r in refs if r.startswith(f"{branch}/") and r.count("/") == level)
+            history = self._parts.plots.history(ref)
+        # It may have moved meanwhile, and a collection may have taken the version that was current.
+        current = next((version for version in history if version.id == head), history[0])
         sizes = {s.name: s.bytes for v in history for s in v.segments}
         return DomainInfo(
-            domain=current.ref,
+            domain=ref,
             root=branch.root,
             parent=None if branch.parent is None else str(branch.parent),
             current=current.id,
@@ -288,8 +293,8 @@ class DomainOperations:
             entries=_entries(current),
             bytes=sum(sizes.values()),
             alpha=PlotMeta.of(current).alpha,
-            models=models[current.ref],
-            record_misses=self._parts.misses.files.epoch(current.ref) is not None,
+            models=self._models_by_domain()[ref],
+            record_misses=record_misses,
         )
 
 

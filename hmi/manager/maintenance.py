@@ -15,8 +15,8 @@ from hmi.errors import Conflict, HmiError, NotFound
 from hmi.jobs.specs import CompactPlotSpec
 from hmi.manager.parts import Parts
 from hmi.stores.layout import Layout
-from hmi.stores.plot.plots import plot_errors
-from plot_store import GcReport, Store, VersionInfo, probe
+from hmi.stores.plot.plots import current_version, plot_errors
+from plot_store import GcReport, VersionInfo, probe
 
 log = logging.getLogger("hmi.manager")
 
@@ -50,7 +50,9 @@ class Maintenance:
     def __init__(self, parts: Parts, pinned: Callable[[], set[str]]) -> None:
         """`pinned` returns the versions that models and live jobs depend on."""
         self._parts, self._pinned = parts, pinned
-        self._tried: dict[str, str] = {}  # domain -> the version that housekeeping last tried to compact
+        self._settled: dict[str, str] = {}
+        """The version of each domain that housekeeping need not look at again. Each is compacted once: the
+        store may leave it as it is if there is too little to gain."""
 
     def housekeeping(self) -> None:
         """Check the catalogue, and queue the compaction of every domain that needs it."""
@@ -59,28 +61,26 @@ class Maintenance:
         except HmiError as error:
             log.error("%s", error.message)
             return
-        refs = self._refs()
-        for domain in self.due():
-            # The store may leave a version unchanged if there is too little to gain, so each
-            # version is tried once.
-            version = refs.get(domain)
-            if version is None or self._tried.get(domain) == version.id:
+        with plot_errors():
+            moved = self._parts.plots.moved(self._settled)
+        for domain in moved:
+            version = current_version(self._parts.plots, domain)
+            if version is None:
+                self._settled.pop(domain, None)
                 continue
-            with suppress(Conflict):
-                job = self.compact(domain, max_segments=self._parts.settings.compact_segments)
-                self._tried[domain] = version.id
-                log.info("%s has many small segments: job %s merges them", domain, job.job)
+            with suppress(Conflict, NotFound):  # a job is at work on it, or it was just deleted
+                if self._is_due(version):
+                    job = self.compact(domain, max_segments=self._parts.settings.compact_segments)
+                    log.info("%s has many small segments: job %s merges them", domain, job.job)
+                self._settled[domain] = version.id
 
     def due(self) -> list[str]:
         """Domains whose current version has more small segments than the settings allow."""
+        return [domain for domain, version in self._refs().items() if self._is_due(version)]
+
+    def _is_due(self, version: VersionInfo) -> bool:
         allowed = self._parts.settings.compact_segments
-        if not allowed:
-            return []
-        return [
-            d
-            for d, version in self._refs().items()
-            if max(self._small(version).values(), default=0) > allowed
-        ]
+        return 0 < allowed < max(self._small(version).values(), default=0)
 
     def compact(self, domain: str, *, max_segments: int = 1) -> JobRecord:
         """Queue the merging of small segments, in each order of n-grams that has more than `max_segments`.
@@ -88,7 +88,7 @@ class Maintenance:
         Raises InvalidInput (not a domain's name), NotFound, Conflict (a job builds or compacts the domain).
         """
         name = str(DomainId.parse(domain))
-        if name not in self._refs():
+        if current_version(self._parts.plots, name) is None:
             raise NotFound(f"there is no domain {name!r}: see the list of domains", field="domain")
         # Damaged job records are skipped, so that they do not stop compaction; the store itself
         # keeps two builders apart.
@@ -116,11 +116,16 @@ class Maintenance:
 
     def on_disk(self) -> list[DomainOnDisk]:
         """Every domain's current version, by name."""
-        plots = self._parts.plots
+        below: dict[str | None, int] = {None: 0}  # the length of the chain from each parent on
+        rows = []
         with plot_errors():
-            return [self._row(plots, domain, version) for domain, version in sorted(self._refs().items())]
+            for domain, version in sorted(self._refs().items()):
+                if version.parent is not None and version.parent not in below:
+                    below[version.parent] = len(self._parts.plots.chain(version.parent))
+                rows.append(self._row(domain, version, 1 + below[version.parent]))
+        return rows
 
-    def _row(self, plots: Store, domain: str, version: VersionInfo) -> DomainOnDisk:
+    def _row(self, domain: str, version: VersionInfo, chain: int) -> DomainOnDisk:
         entries = {str(order): count for order, count in version.entries.items()}
         return DomainOnDisk(
             domain,
@@ -128,7 +133,7 @@ class Maintenance:
             version.bytes,
             len(version.segments),
             sum(self._small(version).values()),
-            len(plots.chain(version.id)),
+            chain,
             entries,
         )
 

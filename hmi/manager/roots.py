@@ -16,7 +16,7 @@ from hmi.jobs.specs import ImportRootSpec, ShardRootSpec
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.layout import Layout
-from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.plots import current_version
 from hmi.stores.profiles import Profiles
 from hmi.stores.records.registry import Registry
 
@@ -137,13 +137,14 @@ class RootOperations:
             shutil.rmtree(self._parts.layout.roots / name)
         self.profiles.drop(name)
 
+    def _has_plot(self, name: str) -> bool:
+        return current_version(self._parts.plots, name) is not None
+
     def drop_stray(self, name: str) -> bool:
         """Remove the PLOT of an import that failed before the root was published. Returns whether
         there was one."""
         with suppress(Conflict):  # an import is at work on it
-            with plot_errors():
-                refs = self._parts.plots.refs()
-            if name in refs and name not in {r.name for r in self._parts.registry.roots()}:
+            if name not in {r.name for r in self._parts.registry.roots()} and self._has_plot(name):
                 self._domains.drop(DomainId((name,)))
                 return True
         return False

@@ -42,16 +42,17 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
     finally:
         for version in versions:
             environment.let_go(version.id)
-    damages = [damage for damage in damages if _still_there(environment, damage)]
+    damages = _still_there(environment, damages)
     return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
 
 
-def _still_there(environment: Environment, damage: Damage) -> bool:
-    """False if another process has collected the segment meanwhile, which is no damage."""
+def _still_there(environment: Environment, damages: list[Damage]) -> list[Damage]:
+    """Leave out segments that another process has collected meanwhile, which is no damage."""
     try:
-        return not damage.segment or damage.segment in environment.catalogue.read(version_tree.named_segments)
+        named = environment.catalogue.read(version_tree.named_segments) if damages else set[str]()
     except Damaged:
-        return True
+        return damages
+    return [damage for damage in damages if not damage.segment or damage.segment in named]
 
 
 def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:

@@ -242,8 +242,8 @@ def _plan(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> 
     lie_in = places.recorded(txn)
     lost, strays = of_dead - of_live, lie_in.keys() - of_live - of_dead
     needed = {lie_in.get(name, name) for name in of_live}
-    # A shared file is needed no more, too, if its segments were published again and lie elsewhere now.
-    doomed = {*txn.keys(places.FILE), *(lie_in.get(name, name) for name in lost | strays)} - needed
+    # A file is needed no more, too, if its segments were published again and lie elsewhere now.
+    doomed = {*txn.keys(places.FILE), *lie_in, *(lie_in.get(name, name) for name in lost | strays)} - needed
     return _Plan(
         tuple(steps), frozenset(lost), frozenset(strays), frozenset(doomed), frozenset(needed), kept, seen
     )

@@ -54,7 +54,7 @@ def snapshot(environment: Environment, folder: Path) -> Snapshot:
 def _contents(txn: CatalogueTxn) -> tuple[set[str], dict[str, dict[str, Any]]]:
     ids = txn.keys(version_tree.VERSION)
     files = {places.find(txn, segment).file for segment in version_tree.named_segments(txn)}
-    return files, {i: version_tree.get_version(txn, i).meta for i in ids}
+    return files, {i: version_tree.get_meta(txn, i).meta for i in ids}
 
 
 def _linked(source: Path, target: Path, name: str) -> bool:

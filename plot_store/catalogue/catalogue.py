@@ -28,8 +28,16 @@ T = TypeVar("T")
 class CatalogueTxn:
     """A transaction on the catalogue: get, put, delete and list JSON records by key."""
 
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
+    def __init__(self, raw: Any, *, writes: bool = False) -> None:
+        self._raw, self._writes = raw, writes
+
+    @property
+    def commit(self) -> int:
+        """The number of the last commit that this transaction sees. Each commit of any process is one more.
+
+        Numbers of one store in two openings have nothing to do with each other: a copy begins anew.
+        """
+        return int(self._raw.id()) - self._writes  # a write transaction has the number of its own commit
 
     def get(self, key: str) -> Any | None:
         """Return the record's JSON value, or None if it is absent. Raises Damaged."""
@@ -142,10 +150,15 @@ class Catalogue:
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 
+    def follow(self, body: Callable[[CatalogueTxn], T]) -> T:
+        """Run `read` for a caller that waits for changes. Raises Closed if the file is not in its place."""
+        self._database.check_place()
+        return self.read(body)
+
     def write(self, body: Callable[[CatalogueTxn], T]) -> T:
         """Run `body` in a write transaction and commit durably; see `Database.write`."""
         try:
-            return self._database.write(lambda raw: body(CatalogueTxn(raw)))
+            return self._database.write(lambda raw: body(CatalogueTxn(raw, writes=True)))
         except OSError as error:
             raise io_error(error, "using the catalogue") from error
 

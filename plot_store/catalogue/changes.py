@@ -2,8 +2,9 @@
 
 A caller analyses a snapshot in a read transaction. Its write transactions then look only at what differs:
 records of the given prefixes whose bytes are new, and versions that did not exist. Finding these compares
-bytes and parses nothing. An unchanged record means what it meant at the snapshot, since no record is
-interpreted by the time of day alone except in the direction of ending (a lease expires, a version ages).
+bytes and parses nothing, and takes no time if nothing was committed. An unchanged record means what it meant
+at the snapshot, since no record is interpreted by the time of day alone except in the direction of ending (a
+lease expires, a version ages).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Seen:
     prefixes: tuple[str, ...]
     raw: dict[bytes, bytes]  # the stored bytes of each record, by key
     versions: frozenset[bytes]  # keys of the manifests
+    commit: int  # the last commit that it saw, or its own
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,13 @@ def look(txn: CatalogueTxn, prefixes: Iterable[str]) -> Seen:
     """Return what this transaction sees of the records with these prefixes, and of versions."""
     prefixes = tuple(prefixes)
     raw = dict(item for prefix in prefixes for item in txn.raw_items(prefix))
-    return Seen(prefixes, raw, frozenset(txn.raw_keys(VERSION)))
+    return Seen(prefixes, raw, frozenset(txn.raw_keys(VERSION)), txn.commit)
 
 
 def since(txn: CatalogueTxn, seen: Seen) -> Changes:
     """Return what changed. Records that were removed count as no change: they keep nothing."""
+    if txn.commit == seen.commit:
+        return Changes((), (), seen)
     now = look(txn, seen.prefixes)
     keys = tuple(key.decode() for key, value in now.raw.items() if seen.raw.get(key) != value)
     new = tuple(key.decode().removeprefix(VERSION) for key in now.versions - seen.versions)
@@ -55,14 +59,16 @@ def since(txn: CatalogueTxn, seen: Seen) -> Changes:
 
 
 def with_own(txn: CatalogueTxn, seen: Seen, keys: Iterable[str]) -> Seen:
-    """Return `seen` after this transaction itself wrote or removed the records of these keys.
+    """Return `seen`, of this transaction, after it itself wrote or removed the records of these keys.
 
     What it wrote is no news later. A version that it removed is, if it comes back.
     """
     stored = {key.encode(): txn.raw(key) for key in keys}
     written = {key: raw for key, raw in stored.items() if raw is not None}
     gone = stored.keys() - written.keys()
-    return replace(seen, raw={**seen.raw, **written}, versions=seen.versions - gone)
+    # A transaction that changed nothing does not count as a commit.
+    commit = txn.commit + 1 if stored else seen.commit
+    return replace(seen, raw={**seen.raw, **written}, versions=seen.versions - gone, commit=commit)
 
 
 def named_since(txn: CatalogueTxn, changes: Changes) -> set[str]:

@@ -12,7 +12,7 @@ from hmi_kernels.lookup.layout import MAX_N
 
 from plot_store.ground import names
 from plot_store.ground.errors import Damaged, Invalid, PlotStoreError
-from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo, entries_of
 
 MAX_META: Final = 1 << 20
 MAX_META_LEVELS: Final = 64  # nested lists and objects
@@ -207,13 +207,20 @@ def parse_segment(raw: Any) -> SegmentInfo:
     return info
 
 
-def previous_of(raw: Any) -> str | None:
-    """Return a manifest's `previous` without looking at the rest of it. Raises Damaged."""
+def field_of(raw: Any, name: str) -> Any:
+    """Return a field of a manifest without looking at the others. Raises Damaged."""
     try:
-        found = raw["previous"]
+        return raw[name]
     except (TypeError, KeyError) as error:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
-    return None if found is None else str(found)
+
+
+def entries_in(raw: Any) -> dict[int, int]:
+    """Return `VersionInfo.entries` of a manifest. Other fields are not looked at. Raises Damaged."""
+    try:
+        return entries_of(_schema(raw["schema"]), [SegmentInfo(**segment) for segment in raw["segments"]])
+    except (TypeError, KeyError, ValueError, PlotStoreError) as error:
+        raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
 
 
 def parse_ref(raw: Any) -> RefRecord:

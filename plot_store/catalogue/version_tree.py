@@ -1,4 +1,4 @@
-"""Refs, versions and builds in a transaction: resolving names, ancestors, descendants, reachability.
+"""Refs, versions and builds in a transaction: resolving names, ancestors, reachability.
 
 Besides its manifest, each version has two small records: its place in the tree, and the names of its
 segments. Walking the tree and collection read only those. Versions written by format 1 lack them; for these
@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from plot_store.catalogue import records
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
 from plot_store.ground import names
 from plot_store.ground.errors import Collected, Damaged, NotFound
-from plot_store.ground.nouns import VersionInfo
+from plot_store.ground.nouns import VersionInfo, VersionMeta
 
 REF: Final = "ref/"
 VERSION: Final = "version/"
@@ -51,14 +51,18 @@ def put_ref(txn: CatalogueTxn, ref: str, record: RefRecord) -> None:
 
 def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
     """Return the version of this id. Raises NotFound, Collected (it was removed by gc), Damaged."""
+    version = records.parse_version(_manifest(txn, version_id))
+    if version.id != version_id:
+        raise Damaged(
+            f"version {version_id} is recorded under the id of another: restore the store from an export"
+        )
+    return version
+
+
+def _manifest(txn: CatalogueTxn, version_id: str) -> Any:
     raw = txn.get(VERSION + version_id)
     if raw is not None:
-        version = records.parse_version(raw)
-        if version.id != version_id:
-            raise Damaged(
-                f"version {version_id} is recorded under the id of another: restore the store from an export"
-            )
-        return version
+        return raw
     if txn.has(COLLECTED + version_id):
         raise Collected(
             f"version {version_id} was removed by gc: open the ref's current version, or keep more of them"
@@ -69,7 +73,21 @@ def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
 def previous(txn: CatalogueTxn, version_id: str) -> str | None:
     """Return the id of the version that this one replaced; None also if it is not there any more."""
     raw = txn.get(VERSION + version_id)
-    return None if raw is None else records.previous_of(raw)
+    found = None if raw is None else records.field_of(raw, "previous")
+    return None if found is None else str(found)
+
+
+def get_meta(txn: CatalogueTxn, version_id: str) -> VersionMeta:
+    """Return a version's meta, in a quarter of the time of `get_version`, since only the record's checksum is
+    checked. Raises NotFound, Collected, Damaged.
+    """
+    raw = _manifest(txn, version_id)
+    return VersionMeta(version_id, records.field_of(raw, "ref"), records.field_of(raw, "meta"))
+
+
+def get_entries(txn: CatalogueTxn, version_id: str) -> dict[int, int]:
+    """Return `VersionInfo.entries`, with the checks of `get_meta`. Raises NotFound, Collected, Damaged."""
+    return records.entries_in(_manifest(txn, version_id))
 
 
 def put_version(txn: CatalogueTxn, version: VersionInfo) -> None:
@@ -158,45 +176,6 @@ def chain(txn: CatalogueTxn, version: VersionInfo) -> list[VersionInfo]:
         if len(found) >= MAX_DEPTH:
             raise Damaged(f"the ancestors of {version.id} do not end: restore the store from an export")
         found.append(get_version(txn, parent))
-    return found
-
-
-def descendants(txn: CatalogueTxn, ref: str) -> list[str]:
-    """Return the refs whose current version falls back, at any distance, on a version of this ref."""
-    known: dict[str, Node] = {}
-
-    def node(version_id: str) -> Node:
-        if version_id not in known:
-            known[version_id] = get_node(txn, version_id)
-        return known[version_id]
-
-    def falls_back(version_id: str) -> bool:
-        parent = node(version_id).parent
-        for _ in range(MAX_DEPTH):
-            if parent is None:
-                return False
-            if node(parent).ref == ref:
-                return True
-            parent = node(parent).parent
-        raise Damaged(f"the ancestors of {version_id} do not end: restore the store from an export")
-
-    return [other for other in txn.keys(REF) if other != ref and falls_back(resolve_id(txn, other))]
-
-
-def ancestor_refs(txn: CatalogueTxn, ref: str) -> set[str]:
-    """Return the refs on whose versions this ref's current version falls back, transitively.
-
-    The set contains the ref itself if rollbacks or imports have made refs fall back on each other's
-    older versions. Raises Damaged.
-    """
-    found: set[str] = set()
-    waiting = [ref]
-    while waiting:
-        record = get_ref(txn, waiting.pop())
-        ids = () if record is None else (record.current,)  # a deleted ref has no current version
-        below = {node.ref for version_id, node in closure(txn, ids).items() if version_id not in ids}
-        waiting += below - found
-        found |= below
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import xxhash
 
-_SUM: Final = 8  # bytes
+SUM_BYTES: Final = 8
 
 
 def seal(key: bytes, body: bytes) -> bytes:
@@ -16,5 +16,5 @@ def seal(key: bytes, body: bytes) -> bytes:
 
 def unseal(key: bytes, value: bytes) -> bytes | None:
     """Return the body of a stored value, or None if its checksum does not match."""
-    body = value[_SUM:]
-    return body if value[:_SUM] == xxhash.xxh3_64_digest(key + body) else None
+    body = value[SUM_BYTES:]
+    return body if value[:SUM_BYTES] == xxhash.xxh3_64_digest(key + body) else None

@@ -156,10 +156,12 @@ class Database:
         self._gate = threading.Condition()
         self._active, self._resizing = 0, False
         self._folder, self._label, self._read_only = folder, label, read_only
+        self._data = str(folder / "data.mdb")
         self._writer = _WriterLock(folder, label.owner)
         check_host(folder, label.owner)
         with HOLDING, _LIVE_LOCK:  # no fork while LMDB opens
             self._env: Any = self._open(create, first_map, misplaced)
+            self._file = self._placed_file()
             _LIVE.add(self)
 
     def _open(self, create: bool, first_map: int, misplaced: Callable[[str], None] | None) -> Any:
@@ -231,12 +233,27 @@ class Database:
         return self._run(body, write=False)
 
     def generation(self) -> int:
-        """Return a number that grows with each committed change of any process."""
-        self._enter()
+        """Return a number that grows with each committed change of any process.
+
+        What is read from here on has this change. LMDB's `info` may name one that nobody sees yet: while it
+        is being synced, and, if its process was killed then, until another one writes.
+        """
+        return self._run(lambda raw: int(raw.id()), write=False)
+
+    def check_place(self) -> None:
+        """Raises Closed if another file lies in the place of the open one, which nobody changes any more."""
+        if self._placed_file() != self._file:
+            raise Closed(
+                f"the folder of {self._label.owner} was removed or replaced, perhaps by a restored copy: "
+                "close the store and open it again"
+            )
+
+    def _placed_file(self) -> tuple[int, int] | None:
         try:
-            return int(self._env.info()["last_txnid"])
-        finally:
-            self._leave()
+            found = os.stat(self._data)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def forget_dead_readers(self) -> int:
         """Free the reader slots of processes that died. Returns their number."""

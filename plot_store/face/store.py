@@ -7,15 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from plot_store.care import archive, attachments, check, gc
 from plot_store.care.compact import MAX_SEGMENTS, compact
 from plot_store.care.scrub import ScrubProgress, scrub
 from plot_store.care.snapshot import Snapshot, snapshot
-from plot_store.catalogue import records, tags, version_tree
+from plot_store.catalogue import records, refs, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
@@ -23,16 +24,29 @@ from plot_store.environment.environment import Environment, acquire, release
 from plot_store.environment.pins import Lease, LeaseInfo, Pin
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number, check_path
-from plot_store.ground.errors import Closed, InUse, Invalid
+from plot_store.ground.errors import Closed, Invalid
 from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
-from plot_store.ground.nouns import GcReport, Progress, Schema, StoreInfo, VerifyReport, VersionInfo
+from plot_store.ground.nouns import (
+    GcReport,
+    Progress,
+    Schema,
+    StoreInfo,
+    VerifyReport,
+    VersionInfo,
+    VersionMeta,
+)
 from plot_store.reading.backoff import Backoff
 from plot_store.reading.diff import DiffReport, diff
 from plot_store.reading.reader import Reader, open_reader
 from plot_store.writing import builds
 from plot_store.writing.append import Entries, append
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
+
+POLL_S: Final = 0.05
+"""Seconds between two looks of `Store.moved` at whether anything was committed."""
+DELETE_TRIES: Final = 5
+"""Times that `Store.delete` looks at the refs that have moved."""
 
 
 class _Branches(ABC):
@@ -46,17 +60,64 @@ class _Branches(ABC):
     def _env(self) -> Environment:
         """The open environment. Raises Closed."""
 
+    def heads(self, prefix: str = "") -> dict[str, str]:
+        """Return the id of every ref's current version, reading no manifest.
+
+        prefix: only of refs that begin with it, at the cost of these alone.
+        """
+        if not names.may_begin_ref(prefix):
+            raise Invalid(f"prefix = {prefix!r} begins no ref: pass text such as 'base/', or '' for all refs")
+        return self._env().catalogue.read(lambda txn: refs.heads(txn, prefix))
+
+    def moved(self, seen: Mapping[str, str], timeout_s: float = 0.0) -> dict[str, str | None]:
+        """Return the refs that are not where `seen` has them, as soon as there is one; {} after `timeout_s`.
+
+        seen: a version id for each ref, as `heads` returns and this call's answers change it. Returns the id
+        of a ref's current version, or None for a ref that is gone. So `seen` with all answers applied is what
+        was current at the last one, whatever processes did meanwhile and whether or not this one was there.
+        Of a ref that moves and comes back within POLL_S nothing may be told. While nothing is committed,
+        waiting costs some 0.1 ms each POLL_S.
+
+        Raises Closed, within POLL_S, if this store is closed meanwhile, or if its folder is replaced by
+        another one, such as a snapshot; then open it again and go on with the same `seen`. Also raises
+        Invalid, Damaged, Forked, StoreIO.
+        """
+        if not isinstance(seen, Mapping):
+            raise Invalid(f"seen = {seen!r} is not a dict of version ids by ref: pass what heads() returned")
+        cure = "pass the seconds to wait, or 0 to return at once"
+        check_number("timeout_s", timeout_s, cure, least=0)
+        end, commit = time.monotonic() + timeout_s, -1
+
+        def look(txn: CatalogueTxn) -> tuple[int, dict[str, str | None]]:
+            return txn.commit, {} if txn.commit == commit else refs.moved(txn, seen)
+
+        while True:
+            commit, found = self._env().catalogue.follow(look)
+            left = end - time.monotonic()
+            if found or left <= 0:
+                return found
+            time.sleep(min(POLL_S, left))
+
     def refs(self) -> dict[str, VersionInfo]:
-        """Return the current version of every ref."""
+        """Return the current version of every ref, with its manifest. `heads` is much faster."""
 
         def body(txn: CatalogueTxn) -> dict[str, VersionInfo]:
-            return {ref: version_tree.resolve(txn, ref) for ref in txn.keys(version_tree.REF)}
+            return {ref: version_tree.get_version(txn, head) for ref, head in refs.heads(txn).items()}
 
         return self._env().catalogue.read(body)
 
     def version(self, version: str) -> VersionInfo:
         """Resolve a ref, an id or a tag to its version. Raises NotFound, Collected, Invalid."""
         return self._env().catalogue.read(lambda txn: version_tree.resolve(txn, version))
+
+    def metas(self) -> list[VersionMeta]:
+        """Return the meta of all retained versions of all refs, without the rest of their manifests."""
+
+        def body(txn: CatalogueTxn) -> list[VersionMeta]:
+            listed = (version_tree.need_ref(txn, ref).versions for ref in txn.keys(version_tree.REF))
+            return [version_tree.get_meta(txn, version_id) for ids in listed for version_id in ids]
+
+        return self._env().catalogue.read(body)
 
     def history(self, ref: str) -> list[VersionInfo]:
         """Return a ref's retained versions, newest publication first. A rollback does not reorder them."""
@@ -75,11 +136,7 @@ class _Branches(ABC):
     def children(self, ref: str) -> list[str]:
         """Return the refs whose current version descends, at any distance, from a version of this ref."""
 
-        def body(txn: CatalogueTxn) -> list[str]:
-            version_tree.need_ref(txn, ref)
-            return version_tree.descendants(txn, ref)
-
-        return self._env().catalogue.read(body)
+        return sorted(self._env().catalogue.read(lambda txn: refs.dependants(txn, ref)).refs)
 
     def rollback(self, ref: str, version: str) -> VersionInfo:
         """Make one of a ref's own versions current, older or newer. `version` is an id or a tag.
@@ -108,22 +165,16 @@ class _Branches(ABC):
         Raises NotFound, and InUse while other refs descend from it or tags name its versions; the message
         lists them. Versions that are pinned or leased, or that others fall back on, stay readable by their
         id. Two refs that, after rollbacks, fall back on each other's older versions do not block each other.
+
+        The other refs are looked at before the write lock is taken. If something is committed in between,
+        what has moved is looked at again: without the lock, and after DELETE_TRIES in vain with it.
         """
-
-        def body(txn: CatalogueTxn) -> None:
-            version_tree.need_ref(txn, ref)
-            dependants = version_tree.descendants(txn, ref)
-            if dependants:
-                mutual = version_tree.ancestor_refs(txn, ref)
-                dependants = [other for other in dependants if other not in mutual]
-            if dependants:
-                raise InUse(f"{ref} is a parent of {', '.join(dependants)}: delete those first")
-            tagged = tags.listed(txn, ref)
-            if tagged:
-                raise InUse(f"{ref} has the tags {', '.join(tagged)}: untag those first")
-            txn.delete(version_tree.REF + ref)
-
-        self._env().write_freeing(body)
+        environment, found = self._env(), None
+        for tries_left in reversed(range(DELETE_TRIES)):
+            found = environment.catalogue.read(partial(refs.unused, ref=ref, before=found))
+            drop = partial(refs.delete, ref=ref, found=found, anew=not tries_left)
+            if environment.write_freeing(drop):
+                return
 
     def tag(self, ref: str, name: str, version: str | None = None) -> str:
         """Name a version of the ref "ref@name" and keep it from gc. Returns the version's id.
@@ -391,19 +442,20 @@ class Store(_Branches):
     def info(self) -> StoreInfo:
         """Count the store's refs, versions, segments, entries and bytes."""
         environment = self._env()
-        refs = self.refs()
-        versions = environment.catalogue.read(lambda txn: len(txn.keys(version_tree.VERSION)))
-        record = environment.catalogue.read(lambda txn: txn.get("format"))
-        assert record is not None  # it was read when the store was opened
-        current = {version.id: version for version in refs.values()}
-        entries: Counter[int] = Counter({3: 0, 2: 0, 1: 0})
-        for version in current.values():
-            entries.update(version.entries)
+
+        def body(txn: CatalogueTxn) -> tuple[int, int, int, dict[int, int]]:
+            heads = refs.heads(txn)
+            entries: Counter[int] = Counter({3: 0, 2: 0, 1: 0})
+            for version_id in set(heads.values()):
+                entries.update(version_tree.get_entries(txn, version_id))
+            record = txn.get("format")
+            assert record is not None  # it was read when the store was opened
+            return record["format"], len(heads), len(txn.raw_keys(version_tree.VERSION)), dict(entries)
+
+        number, heads, versions, entries = environment.catalogue.read(body)
         segments = sum(names.is_file(file.name) for file in environment.folder.iterdir())
         size = folder_bytes(environment.path)
-        return StoreInfo(
-            str(environment.path), record["format"], size, segments, len(refs), versions, dict(entries)
-        )
+        return StoreInfo(str(environment.path), number, size, segments, heads, versions, entries)
 
     def close(self) -> None:
         """Release the environment. Open readers keep working. Idempotent."""

@@ -10,6 +10,7 @@ from plot_store.ground.errors import Invalid
 _PART: Final = r"[a-z0-9][a-z0-9-]{0,62}"
 _PARTS: Final = 7
 _REF: Final = re.compile(rf"{_PART}(?:/{_PART}){{0,{_PARTS - 1}}}")
+_PREFIX: Final = re.compile(rf"[a-z0-9/-]{{0,{64 * _PARTS - 1}}}")
 _ID: Final = re.compile(r"v[0-9a-f]{32}")
 _SEGMENT: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index)")
 _FILE: Final = re.compile(r"[0-9a-f]{32}\.(?:rows|index|pack)")
@@ -27,6 +28,11 @@ def is_id(text: Any) -> bool:
 def is_ref(text: Any) -> bool:
     """Return whether the text has the form of a ref."""
     return _is(_REF, text) and not is_id(text)
+
+
+def may_begin_ref(text: Any) -> bool:
+    """Return whether refs may begin with this text. "" begins all of them."""
+    return _is(_PREFIX, text)
 
 
 def is_segment(text: Any) -> bool:

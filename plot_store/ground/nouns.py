@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -93,6 +93,24 @@ class SegmentInfo:
         return self.name.partition(".")[0]
 
 
+def entries_of(schema: Schema, segments: Iterable[SegmentInfo]) -> dict[int, int]:
+    """The number of a version's n-grams by order. An n-gram that lies in several indexes counts in each."""
+    totals = dict.fromkeys(schema.orders, 0)
+    for segment in segments:
+        if segment.kind == "index" and segment.order in totals:
+            totals[segment.order] += segment.count
+    return totals
+
+
+@dataclass(frozen=True)
+class VersionMeta:
+    """A version's `meta`, for callers that need it of many versions and nothing else."""
+
+    id: str
+    ref: str
+    meta: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of a segment's bytes in this store. It is no part of a version: another store has another."""
@@ -117,12 +135,8 @@ class VersionInfo:
 
     @property
     def entries(self) -> dict[int, int]:
-        """The number of n-grams by order. An n-gram that lies in several indexes counts in each."""
-        totals = dict.fromkeys(self.schema.orders, 0)
-        for segment in self.segments:
-            if segment.kind == "index" and segment.order in totals:
-                totals[segment.order] += segment.count
-        return totals
+        """See `entries_of`."""
+        return entries_of(self.schema, self.segments)
 
     def indexes(self, order: int) -> list[SegmentInfo]:
         """Return the version's own indexes of an order, oldest first."""

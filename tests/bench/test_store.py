@@ -162,6 +162,9 @@ def test_every_section_measures_its_rows(tmp_path: Path) -> None:
         assert rows[name].goal is not None, name
     assert rows["torn_reads"].value == 0
     assert rows["publish_syncs_after_seal"].value == 1
+    walks = [row for row in rows.values() if row.id.endswith(("_refs_of_1", "_refs_of_20", "_lock_held"))]
+    assert len(walks) == 30
+    assert all(row.value is not None for row in walks)
     assert os.fsync is real
     unmeasured = [row for row in rows.values() if row.value is None]
     assert all(row.why for row in unmeasured)

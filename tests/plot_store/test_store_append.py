@@ -217,10 +217,7 @@ def test_a_merge_keeps_what_an_older_index_covers_and_does_not_read_that_index(
     assert old.name not in read
     check_entries(store, "r", known, {})
     lab.check(store)
-    path = store.path / "segments" / old.name
-    data = bytearray(path.read_bytes())
-    data[fmt.HEADER_BYTES] ^= 1  # the name of a segment that it covers
-    path.write_bytes(data)
+    lab.piece(store, old.name).flip(fmt.HEADER_BYTES)  # the name of a segment that it covers
     for seed in range(MAX_RUNS, MAX_RUNS + 3):
         with contextlib.suppress(Damaged):
             store.append("r", {3: lab.content(seed, (20, 0, 0))[3]})

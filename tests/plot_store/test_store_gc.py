@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import plotlab as lab
@@ -301,4 +302,28 @@ def test_a_version_that_comes_back_keeps_its_ancestors(
     store.gc(keep_versions=1)
     assert came == [removed.id]
     assert [version.id for version in store.chain(removed.id)] == [removed.id, old.id]
+    lab.check(store)
+
+
+def test_a_collection_that_nobody_disturbs_compares_nothing_with_the_lock(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(4):
+        lab.put(store, "r", lab.content(seed))
+    looks: list[bool] = []
+    real = changes.look
+
+    def look(txn: CatalogueTxn, prefixes: Iterable[str]) -> changes.Seen:
+        looks.append(txn._writes)
+        return real(txn, prefixes)
+
+    monkeypatch.setattr(changes, "HOLD_S", 0.0)  # a transaction for each step
+    monkeypatch.setattr(changes, "look", look)
+    monkeypatch.setattr(gc, "give_way", lambda: None)
+    assert len(store.gc(keep_versions=3).versions) == 1
+    assert looks == [False, False], "the two snapshots"
+    looks.clear()
+    monkeypatch.setattr(gc, "give_way", lambda: store.pin("r", "between"))
+    assert len(store.gc(keep_versions=1).versions) == 2
+    assert looks == [False, True, False]
     lab.check(store)

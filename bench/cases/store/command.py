@@ -12,7 +12,9 @@ from hmi.cli.framework.options import FILE
 from hmi.cli.framework.output import notes
 from hmi.cli.framework.session import CliSession
 
-SECTIONS = "lookup, peers, cold, index, bulk, publish, deep, appends or live. Repeatable.  [default: all]"
+SECTIONS = (
+    "lookup, peers, cold, index, bulk, publish, deep, appends, live or walks. Repeatable.  [default: all]"
+)
 
 
 @case(

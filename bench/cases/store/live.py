@@ -6,6 +6,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -31,30 +32,42 @@ def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Figure]:
 
     A read asks which version is current, opens it if it is new, and looks up one text.
     """
-    context = multiprocessing.get_context("spawn")
-    publishing, ended = context.Event(), context.Event()
-    child = context.Process(target=publisher, args=(str(folder), publishing, ended), daemon=True)
-    with Store.open(folder, create=True) as store:
-        _publish(store, 1)
+    with Store.open(folder, create=True) as store, publisher_of(store) as publishing:
         watch = _RefWatch(store)
-        child.start()
         try:
-            _await_publication(store, publishing, child)
+            publishing.clear()
             works = {
                 "idle": lambda: watch.phase(phase_s),
                 "publishing": lambda: _while(publishing, watch, phase_s),
             }
             ratio = median_ratio(in_turn(works, phases), "publishing", "idle")
         finally:
-            ended.set()
-            child.join(START_S)
-            if child.is_alive():
-                child.kill()
             watch.close()
     peer = "the same reader, nothing published meanwhile"
     yield Figure("reader_publishing_over_idle", ratio, "x", 1.1, False, phases, peer, stretch=1.05)
     about = f"{watch.versions:,} versions seen in {watch.reads:,} reads"
     yield Figure("torn_reads", watch.torn, "reads", 0, False, watch.reads, about, stretch=0)
+
+
+@contextmanager
+def publisher_of(store: Store) -> Iterator[Event]:
+    """Let a child process publish on REF in the block while the event is set that this yields, and begin so.
+
+    Raises HmiError.
+    """
+    context = multiprocessing.get_context("spawn")
+    publishing, ended = context.Event(), context.Event()
+    child = context.Process(target=publisher, args=(str(store.path), publishing, ended), daemon=True)
+    _publish(store, 1)
+    child.start()
+    try:
+        _await_publication(store, publishing, child)
+        yield publishing
+    finally:
+        ended.set()
+        child.join(START_S)
+        if child.is_alive():
+            child.kill()
 
 
 class _RefWatch:
@@ -130,7 +143,6 @@ def _await_publication(store: Store, publishing: Event, child: SpawnProcess) -> 
         if time.monotonic() > until or not child.is_alive():
             raise HmiError("the publishing process did not start: see what it wrote, then run it again")
         time.sleep(0.05)
-    publishing.clear()
 
 
 def _while(publishing: Event, watch: _RefWatch, seconds: float) -> float:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.store import appends, deep, live, peers, reading, writing
+from bench.cases.store import appends, deep, live, peers, reading, walks, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
 from bench.harness.report import Figure, known
 from hmi.errors import StorageFull
 from hmi.model.memory import memory_left
 
-SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "deep", "appends", "live")
+SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "deep", "appends", "live", "walks")
 COPIES = {"lookup": 1.0, "peers": 3.5, "cold": 0.0}
 """Sections that read the chain, and their rows in memory in multiples of the chain's bytes."""
 BULK_KEYS = 2_000_000
@@ -85,6 +85,9 @@ def _measured(plan: StorePlan, folder: Path, report: Callable[[str], None]) -> I
     if "appends" in plan.sections:
         report("many appends")
         yield from appends.measure(folder / "appends", min(plan.keys // 50, APPENDS), plan.runs)
+    if "walks" in plan.sections:
+        report("a catalogue of many refs")
+        yield from walks.measure(folder / "walks", plan.keys, plan.long_runs)
     if "live" in plan.sections:
         report("a reader beside publications")
         yield from live.measure(folder / "live", plan.phase_s, plan.phases)

@@ -119,7 +119,7 @@ def _counts(manager: Manager) -> dict[str, int]:
     registry = manager.registry
     return {
         "roots": len(registry.roots(tolerant=True)),
-        "domains": len(manager.plots.refs()),
+        "domains": len(manager.plots.heads()),
         "tenants": registry.count_tenants(),
         "models": registry.count_models(),
     }

@@ -40,7 +40,7 @@ from hmi.model.text.lexical import Lexical, lexical_from
 from hmi.stages.elastic_shards.io_budget import IoBudget
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plot_meta import PlotMeta
-from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.plots import current_version
 from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.records.registry import Registry
 from hmi.stores.records.tenant_cache import TenantCache
@@ -346,9 +346,7 @@ class Bundles:
         """Return the version's root and PLOT version as arguments of `forget`, each only if it has been
         deleted."""
         roots = {record.name for record in self._registry.roots(tolerant=True)}
-        with plot_errors():
-            plots = {found.ref for found in self._plots.refs().values()}
-        domain_gone = version.domain not in plots
+        domain_gone = current_version(self._plots, version.domain) is None
         return [] if version.root in roots else [version.root], [version.plot_version] if domain_gone else []
 
     def executors(self) -> list[tuple[str, str, tuple[Measured, ...], str | None]]:

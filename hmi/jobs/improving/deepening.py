@@ -16,6 +16,7 @@ from hmi.jobs.model.training_data import Data
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import ImproveSpec
 from hmi.model.sources.root import Root, load_root
+from hmi.stores.plot.plots import current_version
 from hmi.training.plans.recipe import Recipe
 from hmi.training.second.teacher import Lesson
 
@@ -78,7 +79,7 @@ def _kept_plot(ctx: JobContext, record: RootRecord) -> str:
     ctx.registry.update_job(
         ctx.job.job, lambda job: job.model_copy(update={"spec": {**job.spec, "root": record.name}})
     )
-    found = ctx.plots.refs().get(record.name)  # a deletion that did not see the line above has removed this
+    found = current_version(ctx.plots, record.name)  # None: deleted before the line above
     if found is None:
         raise NotFound(f"root {record.name} was deleted meanwhile", field="root")
     return found.id

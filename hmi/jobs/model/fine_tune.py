@@ -28,6 +28,7 @@ from hmi.model.tasks import KINDS, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tenant.artefact import Artefact
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.plot.plots import current_version
 from hmi.stores.tensors.adapter_store import DamagedArtefact
 from hmi.training.fit.learner import Learner
 from hmi.training.tasks.row_keys import RowKeys
@@ -173,9 +174,9 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     sees the same features."""
     pinned = ctx.pinned().plot
     if pinned is None:
-        refs = ctx.plots.refs()
-        if domain not in refs:
+        found = current_version(ctx.plots, domain)
+        if found is None:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        pinned = refs[domain].id
+        pinned = found.id
         ctx.pin(PinnedPlots(plot=pinned))
     return ctx.plots.version(pinned)

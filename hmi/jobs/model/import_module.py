@@ -25,6 +25,7 @@ from hmi.model.tenant.interchange_peft import PeftModule, read_peft
 from hmi.model.tenant.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.tenant.stored_dtype import int8_of
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.plot.plots import current_version
 
 
 def without_rows(ctx: JobContext) -> bool:
@@ -37,10 +38,9 @@ def run(ctx: JobContext) -> dict[str, Any]:
     counterpart in HMI."""
     spec = FineTuneSpec.of(ctx.job)
     domain, model = spec.domain, spec.model_id
-    plots = ctx.plots.refs()
-    if domain not in plots:
+    plot = current_version(ctx.plots, domain)
+    if plot is None:
         raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-    plot = plots[domain]
     root = plot.ref.split("/")[0]
     info = read_any_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
     ctx.progress(0, 1, phase="importing")

@@ -39,6 +39,7 @@ from hmi.model.sources.root import Root, lower_from
 from hmi.model.text.batching import Encoded
 from hmi.stores.plot.miss_files import SKETCH, MissFiles, read_sketch
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.plot.plots import current_version
 from hmi.stores.tensors.adapter_store import DamagedArtefact
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, open_corpus, read_documents
 from hmi.training.root.pretraining import PretrainPlan, pretrain_lower
@@ -336,16 +337,17 @@ def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
 
 
 def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
-    refs = ctx.plots.refs()
+    current = current_version(ctx.plots, str(domain))
     if mode in ("update", "grow"):
-        if str(domain) not in refs:
+        if current is None:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        return refs[str(domain)]
-    if str(domain) in refs:
+        return current
+    if current is not None:
         raise Conflict(f"domain {domain} exists already: update it, or choose another name", field="domain")
-    if domain.parent is None or str(domain.parent) not in refs:
+    parent = None if domain.parent is None else current_version(ctx.plots, str(domain.parent))
+    if parent is None:
         raise NotFound(f"the parent of {domain} does not exist: create {domain.parent} first", field="domain")
-    return refs[str(domain.parent)]
+    return parent
 
 
 def _lower_of(

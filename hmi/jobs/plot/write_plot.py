@@ -18,6 +18,7 @@ from hmi.jobs.runtime.context import JobContext
 from hmi.model.sources.causal import CausalLower
 from hmi.model.sources.lower import LocalLower
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.plot.plots import current_version
 from plot_store import AS_OPENED, Reader, Schema, VersionInfo, Writer
 
 BATCH = 1024
@@ -95,7 +96,7 @@ def write_version(
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     """The version that an earlier attempt at this job published before it was killed; None if
     there is none."""
-    if ref not in ctx.plots.refs():
+    if current_version(ctx.plots, ref) is None:
         return None
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
 

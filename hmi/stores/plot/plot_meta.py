@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plot_store import VersionInfo
+from plot_store import VersionInfo, VersionMeta
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PlotMeta:
     """Counts and sizes from the build."""
 
     @classmethod
-    def of(cls, version: VersionInfo) -> PlotMeta:
+    def of(cls, version: VersionInfo | VersionMeta) -> PlotMeta:
         """The metadata of a stored version. Another program may have published it without any."""
         return cls.from_dict(version.meta)
 
@@ -54,13 +54,13 @@ class PlotMeta:
         return meta | {name: value for name, value in given.items() if value is not None}
 
 
-def lowers_of(versions: Iterable[VersionInfo]) -> dict[str, str]:
+def lowers_of(versions: Iterable[VersionInfo | VersionMeta]) -> dict[str, str]:
     """Artefact names of lower layers, each with the ref of a version that they computed."""
     named = ((PlotMeta.of(version).lower, version.ref) for version in versions)
     return {lower: ref for lower, ref in named if lower is not None}
 
 
-def samples_of(versions: Iterable[VersionInfo]) -> set[str]:
+def samples_of(versions: Iterable[VersionInfo | VersionMeta]) -> set[str]:
     """The names of the samples of these versions."""
     named = (PlotMeta.of(version).sample for version in versions)
     return {sample for sample in named if sample is not None}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import plot_store
 from hmi import errors
 from hmi.config import Settings
-from plot_store import Limits, PlotStoreError, Store
+from plot_store import Limits, PlotStoreError, Store, VersionInfo
 
 # The first match counts. An I/O error proves no damage, so it becomes Unavailable: try again.
 _AS: tuple[tuple[type[PlotStoreError], type[errors.HmiError]], ...] = (
@@ -43,6 +43,14 @@ def plot_errors() -> Iterator[None]:
         yield
     except PlotStoreError as error:
         raise as_hmi(error) from error
+
+
+def current_version(plots: Store, ref: str) -> VersionInfo | None:
+    """Return a ref's current version; None if there is no such ref. Raises HmiError."""
+    with plot_errors(), suppress(plot_store.NotFound):
+        found = plots.version(ref)
+        return found if found.ref == ref else None  # a version's id is no ref
+    return None
 
 
 def open_plots(path: Path, settings: Settings | None = None) -> Store:

@@ -9,7 +9,9 @@ import pytest
 
 import plot_store
 from hmi.errors import Conflict, InvalidInput, NotFound, UnsupportedModel
-from hmi.manager import Manager
+from hmi.manager import Manager, maintenance
+from hmi.stores.plot.plots import current_version
+from plot_store import Store, VersionInfo
 from tests.hmi.labs.manager_lab import PAIRS, ROWS, add_model, add_root, end, publish_plot
 
 
@@ -122,6 +124,75 @@ def test_domains_are_shown_and_rolled_back(manager: Manager) -> None:
         manager.rollback_domain("tiny/news", "v9")
     with pytest.raises(NotFound):
         manager.domain("tiny/other")
+
+
+def test_the_list_has_what_each_domain_shows_of_itself(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_root(manager)
+    for name in ("tiny/news", "tiny/news/sport", "tiny/news-2", "tiny/news/arts"):
+        publish_plot(manager, name)
+    publish_plot(manager, "tiny/news", "b2")
+    manager.set_domain("tiny/news/sport", record_misses=True)
+    listed = manager.domains()
+    assert listed == [manager.domain(domain.domain) for domain in listed]
+    assert [domain.domain for domain in listed if domain.record_misses] == ["tiny/news/sport"]
+    children = {domain.domain: domain.children for domain in listed}
+    assert children["tiny"] == ("tiny/news", "tiny/news-2")
+    assert children["tiny/news"] == ("tiny/news/arts", "tiny/news/sport")
+    real = Store.history
+
+    def history(store: Store, ref: str) -> list[VersionInfo]:
+        if ref == "tiny/news/sport" and ref in store.heads():
+            Store.delete(store, ref)
+        return real(store, ref)
+
+    monkeypatch.setattr(Store, "history", history)
+    assert [domain.domain for domain in manager.domains()] == sorted(children.keys() - {"tiny/news/sport"})
+
+
+def test_a_versions_id_is_no_domain(manager: Manager) -> None:
+    """Its form is also that of a name."""
+    add_root(manager)
+    current = manager.plots.heads()["tiny"]
+    assert current_version(manager.plots, "tiny") == manager.plots.version(current)
+    assert current_version(manager.plots, current) is None
+    with pytest.raises(NotFound, match=current):
+        manager.domain(current)
+
+
+def test_only_domains_that_have_moved_are_looked_at_for_compaction(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_root(manager)
+    for name in ("tiny/a", "tiny/b"):
+        publish_plot(manager, name)
+    looked: list[str] = []
+    real = maintenance.current_version
+
+    def look(plots: Store, ref: str) -> VersionInfo | None:
+        looked.append(ref)
+        return real(plots, ref)
+
+    monkeypatch.setattr(maintenance, "current_version", look)
+    manager.maintenance.housekeeping()
+    assert looked == ["tiny", "tiny/a", "tiny/b"]
+    manager.maintenance.housekeeping()
+    publish_plot(manager, "tiny/b", "b2")
+    manager.delete_domain("tiny/a")
+    manager.maintenance.housekeeping()
+    assert looked[3:] == ["tiny/b", "tiny/a"]
+    manager.maintenance.housekeeping()
+    assert len(looked) == 5
+
+
+def test_the_disk_report_has_the_length_of_each_chain(manager: Manager) -> None:
+    add_root(manager)
+    for name in ("tiny/a", "tiny/a/x", "tiny/a/y", "tiny/b"):
+        publish_plot(manager, name)
+    publish_plot(manager, "tiny/b", "b2")
+    for row in manager.maintenance.on_disk():
+        assert row.chain == len(manager.plots.chain(row.domain)), row.domain
 
 
 def test_what_is_in_use_is_not_deleted(manager: Manager, tmp_path: Path) -> None:

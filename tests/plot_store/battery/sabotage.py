@@ -67,7 +67,7 @@ class _Later(CatalogueTxn):
     """A transaction that writes only refs and keeps the other changes back."""
 
     def __init__(self, raw: Any) -> None:
-        super().__init__(raw)
+        super().__init__(raw, writes=True)
         self.kept: dict[str, Any] = {}
 
     def get(self, key: str) -> Any:

@@ -14,7 +14,7 @@ import plot_store
 from hmi.cli.framework.session import CliSession
 from hmi.core import DomainId
 from hmi.errors import NotFound
-from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.plots import current_version, plot_errors
 
 if TYPE_CHECKING:
     from hmi.api.process.local import LocalCalls
@@ -33,9 +33,7 @@ def opened(session: CliSession) -> Iterator[LocalCalls]:
 def domain_of(manager: Manager, text: str) -> str:
     """Return a domain's ref; `text` may have dots or slashes. Raises InvalidInput, NotFound."""
     domain = str(DomainId.parse(text))
-    with plot_errors():
-        found = domain in manager.plots.refs()
-    if not found:
+    if current_version(manager.plots, domain) is None:
         raise NotFound(f"there is no domain {domain!r}: 'hmi domain list' lists the domains", field="domain")
     return domain
 
