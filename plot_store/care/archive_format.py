@@ -83,6 +83,7 @@ class Unpacker:
         self._file = file
         self._whole = hashlib.sha256()
         self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
+        self.cure = CURE
         self.attachments: Any = []
         """The manifest's list of attachments, unchecked. `head` sets it."""
 
@@ -123,6 +124,10 @@ class Unpacker:
                 raise Damaged(f"a chunk of {name} is damaged: {CURE}")
             left -= raw
             yield chunk
+
+    def skipped(self, name: str, size: int) -> Iterator[bytes]:
+        """Go past the next segment. Its bytes are read, since the hash at the end is of them, too."""
+        return self.chunks(name, size)
 
     def tail(self) -> None:
         """Check the hash of the whole archive, and that nothing follows it."""
