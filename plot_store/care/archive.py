@@ -12,10 +12,11 @@ import xxhash
 from plot_store.care import attachments
 from plot_store.care.archive_format import CHUNK, Packer, Unpacker, segments_of
 from plot_store.care.incoming import ProgressBytes, bring_in
-from plot_store.catalogue import records
+from plot_store.catalogue import records, version_tree
+from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, names
-from plot_store.ground.errors import Damaged, Invalid, NotFound
+from plot_store.ground.errors import Conflict, Damaged, Invalid, NotFound
 from plot_store.ground.files import Buffer, convert_os_errors, remove, write_temporary
 from plot_store.ground.nouns import Progress, VersionInfo
 from plot_store.reading.reader import Reader, open_reader
@@ -84,7 +85,7 @@ def import_archive(
         attachments.skip(unpacker)
         if ref is not None:
             versions[0] = _renamed(versions, names.check_ref(ref))
-        return bring_in(environment, versions, unpacker, progress)
+        return bring_in(environment, versions, unpacker, lambda txn: _is_present(txn, versions[0]), progress)
 
 
 def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
@@ -107,3 +108,19 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
         build=tip.build,
         meta=tip.meta,
     )
+
+
+def _is_present(txn: CatalogueTxn, tip: VersionInfo) -> bool:
+    """Return whether the version's ref has it already.
+
+    Raises Conflict if the ref's current version is not the one that this version replaced.
+    """
+    record = version_tree.get_ref(txn, tip.ref)
+    if record is None or tip.id in record.versions:
+        return record is not None
+    if record.current != tip.previous:
+        raise Conflict(
+            f"{tip.ref} is at version {record.current}, which the exported one does not follow: import with "
+            "ref=another name"
+        )
+    return False

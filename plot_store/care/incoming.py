@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
-from plot_store.ground.errors import Conflict, Damaged, FormatTooNew
+from plot_store.ground.errors import Damaged, FormatTooNew
 from plot_store.ground.files import write_temporary
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
@@ -43,29 +43,44 @@ class Source(Protocol):
 
 
 def bring_in(
-    environment: Environment, versions: list[VersionInfo], source: Source, progress: Progress | None
+    environment: Environment,
+    versions: list[VersionInfo],
+    source: Source,
+    present: Callable[[CatalogueTxn], bool],
+    progress: Progress | None,
+    trusted: Sequence[VersionInfo] = (),
 ) -> VersionInfo:
     """Bring a chain of versions into the store, nearest first, and publish them. Returns the first.
 
     Nothing changes, and nothing is read, if the store already has them intact; damaged or missing segments
-    are restored. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source raises; nothing is left
-    then.
+    are restored. present: says whether the first one's ref has it already, and raises Conflict if it must
+    not get it. trusted: versions of this store, whose files are not read again. Raises Damaged, Conflict,
+    StoreFull, StoreIO, and what the source raises; nothing is left then.
     """
-    present = environment.catalogue.read(lambda txn: _present_version(txn, versions[0]))
-    if present is not None and all(_is_sound(environment, info) for info, _ in segments_of(versions)):
-        return present
+    known = {info.name: info for version in trusted for info in version.segments}
+    if environment.catalogue.read(present) and all(
+        environment.holds(info) if info.name in known else _is_sound(environment, info)
+        for info, _ in segments_of(versions)
+    ):
+        return versions[0]
     _check_room(environment, versions)
     count = ProgressBytes(versions, progress)
     build = _ImportBuild(environment, versions[0])
     try:
+        seen = build.share([info for info, _ in segments_of(versions) if info.name in known], count)
         for info, version in segments_of(versions):
-            build.take(info, version, source, count)
+            if info.name not in seen:
+                build.take(info, version, source, count)
         source.tail()
+        old = {version.id for version in trusted}
         for version in versions:
-            damages = check.check_version(environment, version, {}, build.watch)
+            if version.id in old and all(info.name in seen for info in version.segments):
+                continue
+            damages = check.check_version(environment, version, dict(seen), build.watch)
             if damages:
                 raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
-        return environment.catalogue.write(lambda txn: _publish(txn, versions, build))
+        environment.catalogue.write(lambda txn: _publish(txn, versions, present, build))
+        return versions[0]
     finally:
         build.end()
 
@@ -84,24 +99,6 @@ class ProgressBytes:
             self._progress(self._done, self._total)
 
 
-def _present_version(txn: CatalogueTxn, tip: VersionInfo) -> VersionInfo | None:
-    """Return the version if its ref already has it, otherwise None.
-
-    Raises Conflict if the ref's current version is not the one that this version replaced.
-    """
-    record = version_tree.get_ref(txn, tip.ref)
-    if record is None:
-        return None
-    if tip.id in record.versions:
-        return version_tree.get_version(txn, tip.id)
-    if record.current != tip.previous:
-        raise Conflict(
-            f"{tip.ref} is at version {record.current}, which the exported one does not follow: import with "
-            "ref=another name"
-        )
-    return None
-
-
 def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
     """Raises StoreFull before any work if the missing segments do not fit, as with a hostile manifest."""
     need = sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(info))
@@ -117,21 +114,25 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
     return True
 
 
-def _publish(txn: CatalogueTxn, versions: list[VersionInfo], build: _ImportBuild) -> VersionInfo:
-    """Record the versions and end the import's build. Returns the first version. Raises Conflict."""
+def _publish(
+    txn: CatalogueTxn,
+    versions: list[VersionInfo],
+    present: Callable[[CatalogueTxn], bool],
+    build: _ImportBuild,
+) -> None:
+    """Record the versions and end the import's build. Raises Conflict."""
     build.end_in(txn)
+    if present(txn):
+        return
     tip = versions[0]
-    present = _present_version(txn, tip)
-    if present is not None:
-        return present
     for version in versions:
         version_tree.put_version(txn, version)
         record = version_tree.get_ref(txn, version.ref)
         if record is None:
             version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))
         elif version is tip:
-            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *record.versions)))
-    return tip
+            others = [known for known in record.versions if known != version.id]
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *others)))
 
 
 class _ImportBuild:
@@ -151,12 +152,31 @@ class _ImportBuild:
             self._record = self._with(info)
             return
         self._record = self._with(info)  # before `watch`, which may write the record
+        left = info.bytes
         for chunk in source.skipped(info.name, info.bytes):
+            left -= len(chunk)
             count.add(len(chunk))
             self.watch(info.name, len(chunk))
+        if left:
+            count.add(left)
 
-    def _with(self, info: SegmentInfo) -> BuildRecord:
-        return replace(self._record, segments=(*self._record.segments, info), touched=time.time())
+    def share(self, infos: list[SegmentInfo], count: ProgressBytes) -> dict[str, SegmentInfo]:
+        """Register the store's own files of trusted versions. Returns those that are there, by name."""
+
+        def body(txn: CatalogueTxn) -> BuildRecord:
+            builds.still_ours(txn, self.build, self._record)
+            record = self._with(*filter(self._environment.holds, infos))
+            version_tree.put_build(txn, self.build, record)
+            return record
+
+        if infos:
+            self._record = self._environment.catalogue.write(body)
+        for info in self._record.segments:
+            count.add(info.bytes)
+        return {info.name: info for info in self._record.segments}
+
+    def _with(self, *infos: SegmentInfo) -> BuildRecord:
+        return replace(self._record, segments=(*self._record.segments, *infos), touched=time.time())
 
     def _share(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
         """Register the store's own file. Returns False if it is gone.
