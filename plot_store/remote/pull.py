@@ -87,10 +87,12 @@ def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> boo
     last = agreed.get(txn, state.ref, place)
     if record.current == last:
         return False
-    if state.current == last or state.current in agreed.since(txn, record.current, last):
+    if state.current == last:
         return True
-    if last is None and record.current in state.versions:
-        return False
+    if record.current in state.versions and last in (None, *agreed.since(txn, record.current, None)):
+        return False  # ours was pushed, and the push did not live to record it, or another store did it
+    if state.current in agreed.since(txn, record.current, last):
+        return True
     raise Conflict(
         f"{state.ref} is at version {record.current} here and at version {state.current} at {at}, "
         f"and neither follows the other: push yours with expect={state.current!r}; or delete the ref here, "

@@ -1,4 +1,4 @@
-"""A server of S3's protocol on the loopback, in a child process: moto's, one request at a time.
+"""A server of S3's protocol on the loopback with a bucket "plots": moto's, one request at a time.
 
 moto looks at a put's condition and then stores the object, so only a server without threads does both in one
 step, as S3 does.
@@ -7,6 +7,8 @@ step, as S3 does.
 from __future__ import annotations
 
 import sys
+import threading
+from urllib.request import Request, urlopen
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -18,13 +20,13 @@ class _Quiet(WSGIRequestHandler):
 
 
 def main() -> None:
-    """Print the port, and answer until standard input ends."""
+    """Print the address, and answer until standard input ends."""
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, app, threaded=False, request_handler=_Quiet)
-    print(server.server_port, flush=True)
-    import threading
-
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    urlopen(Request(f"{address}/plots", method="PUT")).close()
+    print(address, flush=True)
     sys.stdin.read()
 
 
