@@ -41,6 +41,7 @@ from plot_store.ground.nouns import (
     Schema,
     SegmentInfo,
     StoreInfo,
+    Transfer,
     VerifyReport,
     VersionInfo,
     VersionMeta,
@@ -50,6 +51,8 @@ from plot_store.reading.device import DeviceHits, DeviceReader
 from plot_store.reading.diff import DiffReport, OrderDiff
 from plot_store.reading.fallback import differences, fallbacks
 from plot_store.reading.reader import Reader
+from plot_store.remote.collect import RemoteGcReport
+from plot_store.remote.remote import Remote
 from plot_store.writing.sizes import disk_bytes, entries_within, entry_bytes
 from plot_store.writing.writer import ANY, AS_OPENED, Writer
 
@@ -85,6 +88,8 @@ __all__ = [
     "PlotStoreError",
     "ReadOnly",
     "Reader",
+    "Remote",
+    "RemoteGcReport",
     "Schema",
     "ScrubProgress",
     "SegmentInfo",
@@ -93,6 +98,7 @@ __all__ = [
     "StoreFull",
     "StoreIO",
     "StoreInfo",
+    "Transfer",
     "VerifyReport",
     "VersionInfo",
     "VersionMeta",

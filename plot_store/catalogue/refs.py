@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from plot_store.catalogue import tags, version_tree
+from plot_store.catalogue import agreed, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import Node
 from plot_store.catalogue.version_tree import MAX_DEPTH, REF
@@ -94,6 +94,7 @@ def delete(txn: CatalogueTxn, ref: str, found: Dependants, *, anew: bool) -> boo
         unused(txn, ref, found)
     elif txn.commit != found.commit:
         return False
+    agreed.forget(txn, ref)
     return txn.delete(REF + ref)
 
 

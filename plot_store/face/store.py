@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,6 +33,7 @@ from plot_store.ground.nouns import (
     Progress,
     Schema,
     StoreInfo,
+    Transfer,
     VerifyReport,
     VersionInfo,
     VersionMeta,
@@ -39,6 +41,9 @@ from plot_store.ground.nouns import (
 from plot_store.reading.backoff import Backoff
 from plot_store.reading.diff import DiffReport, diff
 from plot_store.reading.reader import Reader, open_reader
+from plot_store.remote.objects import open_objects
+from plot_store.remote.pull import pull
+from plot_store.remote.push import push
 from plot_store.writing import builds
 from plot_store.writing.append import Entries, append
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
@@ -422,6 +427,39 @@ class Store(_Branches):
         Invalid, Damaged (nothing is left then), FormatTooNew, Conflict, StoreFull, StoreIO.
         """
         return archive.import_archive(self._env(), check_path("path", path), ref, progress)
+
+    def push(
+        self,
+        ref: str,
+        url: str | os.PathLike[str],
+        *,
+        expect: str | None = None,
+        again: bool = False,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Send a ref's current version, with its ancestors, to object storage, and make it current there.
+
+        url: a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
+        expect: replace this version of the remote, whatever it is. again: send everything, also what is
+        there, to repair a remote. progress(bytes of segments done, bytes in total).
+
+        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO, and Conflict: the remote has a version that
+        this store has not seen, or a collection runs there. The remote's ref is unchanged then, except that
+        after a StoreIO it may have moved; push again.
+        """
+        return push(self._env(), open_objects(url), ref, expect, again, progress)
+
+    def pull(
+        self, ref: str, url: str | os.PathLike[str], *, again: bool = False, progress: Progress | None = None
+    ) -> Transfer:
+        """Fetch a ref's version from object storage, with its ancestors, and make it current here.
+
+        Only segments that the store lacks are fetched, and each is compared with the hash in its name.
+        Nothing changes if the ref is ahead of the remote. again: read the store's own files, too, and fetch
+        those that are damaged. progress: as in `push`. Raises NotFound, Invalid, Damaged, FormatTooNew,
+        StoreFull, StoreIO, and Conflict if both have moved since they last agreed; nothing changes then.
+        """
+        return pull(self._env(), open_objects(url), ref, again, progress)
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:

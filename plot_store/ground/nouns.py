@@ -149,6 +149,15 @@ class VersionInfo:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """What a push or a pull moved."""
+
+    version: VersionInfo  # the ref's current version, at both ends
+    segments: int  # files that were not there
+    bytes: int  # of these files
+
+
+@dataclass(frozen=True)
 class Hits:
     """The origin of each token's vector in a look-up."""
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from plot_store import Store
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 from cuda_twin import device, library
 
-__all__ = ["device", "library", "store", "tmp_path"]
+__all__ = ["bucket", "device", "library", "other", "store", "tmp_path", "url"]
 
 
 @pytest.fixture
@@ -25,4 +27,44 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "plots", create=True) as opened:
+        yield opened
+
+
+PLACES = ("folder", "memory", "s3")
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[str]:
+    """The address of a server of S3's protocol with a bucket "plots"."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-server[remote]')")
+    pytest.importorskip("moto", reason="moto is not installed (pip install 'moto[server]')")
+    code = Path(__file__).parent / "bucket.py"
+    with subprocess.Popen(
+        [sys.executable, str(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+@pytest.fixture(params=PLACES)
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = uuid.uuid4().hex
+    if request.param == "folder":
+        return str(tmp_path / "remote")
+    if request.param == "memory":
+        pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'hmi-server[backup]')")
+        return f"memory://{name}/deep"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("bucket"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-never-shown")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-never-shown")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    return f"s3://plots/{name}/deep"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "other", create=True) as opened:
         yield opened

@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from plot_store import Conflict, Damaged, NotFound, Store
-from plot_store.care import archive
+from plot_store.care import incoming
 from plot_store.catalogue.probe import has_segments
 from plot_store.writing.merging import MAX_RUNS
 
@@ -152,14 +152,14 @@ def test_an_import_whose_files_a_collection_took_publishes_nothing(
 ) -> None:
     """The import is verified, then its build is collected as abandoned: no version
     without files may follow."""
-    file, real = exported(tmp_path), archive.check.check_version
+    file, real = exported(tmp_path), incoming.check.check_version
 
     def then_collect(*given: Any) -> Any:
         found = real(*given)
         assert store.gc(orphan_age_s=-60, build_age_s=-60).builds
         return found
 
-    monkeypatch.setattr(archive.check, "check_version", then_collect)
+    monkeypatch.setattr(incoming.check, "check_version", then_collect)
     with pytest.raises(Conflict, match="has ended"):
         store.import_archive(file)
     assert store.refs() == {}
@@ -171,17 +171,17 @@ def test_an_import_whose_files_a_collection_took_publishes_nothing(
 def test_an_import_that_is_long_verified_is_not_taken_for_a_dead_one(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, begun, real = exported(tmp_path), time.time(), archive.check.check_version
-    monkeypatch.setattr(archive, "_TOUCH_EVERY_S", -1.0)
+    file, begun, real = exported(tmp_path), time.time(), incoming.check.check_version
+    monkeypatch.setattr(incoming, "_TOUCH_EVERY_S", -1.0)
 
     def then_collect(environment: Any, version: Any, seen: Any, watch: Any) -> Any:
         # the import is still reading two hours later
-        monkeypatch.setattr(archive.time, "time", lambda: begun + 7200)
+        monkeypatch.setattr(incoming.time, "time", lambda: begun + 7200)
         found = real(environment, version, seen, watch)
         assert store.gc().builds == ()
         return found
 
-    monkeypatch.setattr(archive.check, "check_version", then_collect)
+    monkeypatch.setattr(incoming.check, "check_version", then_collect)
     store.import_archive(file)
     monkeypatch.undo()
     lab.check(store)

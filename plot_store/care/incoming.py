@@ -1,0 +1,254 @@
+"""Bringing versions with their segments into a store, whichever source has them. Atomic and idempotent."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final, Protocol
+
+import xxhash
+
+from plot_store.care import check
+from plot_store.care.archive_format import segments_of
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.records import BuildRecord, RefRecord
+from plot_store.environment.environment import Environment
+from plot_store.ground import files
+from plot_store.ground.errors import Damaged, FormatTooNew
+from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
+from plot_store.segments import format as fmt
+from plot_store.segments.drafts import Drafts
+from plot_store.segments.segment import check_agreement
+from plot_store.writing import builds, promote
+
+_TOUCH_EVERY_S: Final = 60.0
+
+
+class Source(Protocol):
+    """Where segments come from. Each is asked for once, in the order of `segments_of`."""
+
+    cure: str  # what to do if its bytes are wrong
+
+    def chunks(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield the bytes of a segment, `size` in all. The first chunk holds its header. Raises Damaged."""
+
+    def skipped(self, name: str, size: int) -> Iterator[bytes]:
+        """Go past a segment that the store has. Yields the bytes that had to be read for it."""
+
+    def tail(self) -> None:
+        """Check what follows the last segment. Raises Damaged."""
+
+
+def bring_in(
+    environment: Environment,
+    versions: list[VersionInfo],
+    source: Source,
+    present: Callable[[CatalogueTxn], bool],
+    progress: Progress | None,
+    trusted: Sequence[VersionInfo] = (),
+) -> VersionInfo:
+    """Bring a chain of versions into the store, nearest first, and publish them. Returns the first.
+
+    Nothing changes, and nothing is read, if the store already has them intact; damaged or missing segments
+    are restored. present: says whether the first one's ref has it already, and raises Conflict if it must
+    not get it. trusted: versions of this store, whose files are not read again. Raises Damaged, Conflict,
+    StoreFull, StoreIO, and what the source raises; nothing is left then.
+    """
+    known = {info.name: info for version in trusted for info in version.segments}
+    listed = segments_of(versions)
+    if environment.catalogue.read(
+        lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
+    ) and all(_is_sound(environment, info) for info, _ in listed if info.name not in known):
+        return versions[0]
+    _check_room(environment, versions)
+    count = ProgressBytes(versions, progress)
+    build = _ImportBuild(environment, versions[0])
+    try:
+        seen = build.share([info for info, _ in listed if info.name in known], count)
+        for version, group in groupby(listed, key=lambda each: each[1]):
+            for info, _ in group:
+                if info.name not in seen:
+                    build.take(info, version, source, count)
+            build.register()
+        source.tail()
+        old = {version.id for version in trusted}
+        for version in versions:
+            if version.id in old and all(info.name in seen for info in version.segments):
+                continue
+            damages = check.check_version(environment, version, dict(seen), build.watch)
+            if damages:
+                raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
+        environment.catalogue.write(lambda txn: _publish(txn, versions, present, build))
+        return versions[0]
+    finally:
+        build.end()
+
+
+class ProgressBytes:
+    """Reports how many bytes of segments an export or import has processed."""
+
+    def __init__(self, versions: list[VersionInfo], progress: Progress | None) -> None:
+        self._total = sum(info.bytes for info, _ in segments_of(versions))
+        self._done = 0
+        self._progress = progress
+
+    def add(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _check_room(environment: Environment, versions: list[VersionInfo]) -> None:
+    """Raises StoreFull before any work if the missing segments do not fit, as with a hostile manifest."""
+
+    def missing(txn: CatalogueTxn) -> int:
+        return sum(info.bytes for info, _ in segments_of(versions) if not environment.holds(txn, info))
+
+    environment.check_room(environment.catalogue.read(missing), "the import")
+
+
+def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
+    """Return whether the store has an intact file of this segment. Reads every byte. Raises StoreIO."""
+    try:
+        check.check_bytes(environment, info)
+    except (Damaged, FormatTooNew):
+        return False
+    return True
+
+
+def _publish(
+    txn: CatalogueTxn,
+    versions: list[VersionInfo],
+    present: Callable[[CatalogueTxn], bool],
+    build: _ImportBuild,
+) -> None:
+    """Record the versions and end the import's build. Raises Conflict."""
+    build.end_in(txn)
+    if present(txn):
+        return
+    tip = versions[0]
+    for version in versions:
+        version_tree.put_version(txn, version)
+        record = version_tree.get_ref(txn, version.ref)
+        if record is None:
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))
+        elif version is tip:
+            others = [known for known in record.versions if known != version.id]
+            version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *others)))
+
+
+class _ImportBuild:
+    """The build of an import. It keeps the segments imported so far from collection."""
+
+    def __init__(self, environment: Environment, tip: VersionInfo) -> None:
+        self.build = f"import-{uuid.uuid4().hex}"
+        self._environment = environment
+        self._drafts = Drafts(environment.folder)  # what was taken from the source and is not registered
+        self._taken: list[SegmentInfo] = []
+        self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
+        environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
+
+    def take(self, info: SegmentInfo, version: VersionInfo, source: Source, count: ProgressBytes) -> None:
+        """Take one segment from the source, keeping the store's own file if it is intact."""
+        sound = _is_sound(self._environment, info)
+        if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
+            self._write(info, version, source, count)
+            return
+        self._record = self._with(info)  # before `watch`, which may write the record
+        left = info.bytes
+        for chunk in source.skipped(info.name, info.bytes):
+            left -= len(chunk)
+            count.add(len(chunk))
+            self.watch(info.name, len(chunk))
+        if left:
+            count.add(left)
+
+    def share(self, infos: list[SegmentInfo], count: ProgressBytes) -> dict[str, SegmentInfo]:
+        """Register the store's own files of trusted versions. Returns those that are there, by name."""
+
+        def body(txn: CatalogueTxn) -> BuildRecord:
+            builds.still_ours(txn, self.build, self._record)
+            record = self._with(*(info for info in infos if self._environment.holds(txn, info)))
+            version_tree.put_build(txn, self.build, record)
+            return record
+
+        if infos:
+            self._record = self._environment.catalogue.write(body)
+        for info in self._record.segments:
+            count.add(info.bytes)
+        return {info.name: info for info in self._record.segments}
+
+    def _with(self, *infos: SegmentInfo) -> BuildRecord:
+        return replace(self._record, segments=(*self._record.segments, *infos), touched=time.time())
+
+    def _share(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
+        """Register the store's own file. Returns False if it is gone.
+
+        Once this transaction names the file, no sweep removes it. The import verifies it at the end.
+        """
+        if not self._environment.holds(txn, info):
+            return False
+        builds.still_ours(txn, self.build, self._record)
+        # The file may be an orphan whose rename was never synced.
+        files.sync_folder(self._environment.folder)
+        version_tree.put_build(txn, self.build, self._with(info))
+        return True
+
+    def _write(self, info: SegmentInfo, version: VersionInfo, source: Source, count: ProgressBytes) -> None:
+        """Write one segment from the source. Raises Damaged, Conflict, StoreFull, StoreIO."""
+        whole = xxhash.xxh3_128()
+
+        def checked() -> Iterator[bytes]:
+            first = True
+            for chunk in source.chunks(info.name, info.bytes):
+                if first:
+                    check_agreement(fmt.parse(chunk[: fmt.HEADER_BYTES], info.name), info, version.schema)
+                first = False
+                whole.update(chunk)
+                count.add(len(chunk))
+                self.watch(info.name, len(chunk))
+                yield chunk
+
+        self._drafts.copy(info, checked())
+        if whole.hexdigest() != info.digest:
+            raise Damaged(f"segment {info.name} does not match the hash in its name: {source.cure}")
+        self._taken.append(info)
+
+    def register(self) -> None:
+        """Name and register what was written since the last call. Raises Conflict, StoreFull, StoreIO."""
+        drafts, record = self._drafts.finish(), self._with(*self._taken)
+
+        def body(txn: CatalogueTxn) -> None:
+            builds.still_ours(txn, self.build, self._record)
+            promote.promote(self._environment, txn, drafts)
+            version_tree.put_build(txn, self.build, record)
+
+        if drafts:
+            self._environment.catalogue.write(body)
+            self._record, self._taken = record, []
+            self._drafts = Drafts(self._environment.folder)
+
+    def watch(self, segment: str, read: int) -> None:
+        """Touch the build's record once a minute, so that gc does not count the import as abandoned."""
+        if time.time() - self._record.touched > _TOUCH_EVERY_S:
+            self._record = replace(self._record, touched=time.time())
+            self._environment.catalogue.write(self._touch)
+
+    def _touch(self, txn: CatalogueTxn) -> None:
+        builds.still_ours(txn, self.build, self._record)
+        version_tree.put_build(txn, self.build, self._record)
+
+    def end_in(self, txn: CatalogueTxn) -> None:
+        """End the build in a transaction whose versions keep the segments. Raises Conflict if gc ended it."""
+        builds.still_ours(txn, self.build, self._record)
+        txn.delete(version_tree.BUILD + self.build)
+
+    def end(self) -> None:
+        """End the build, and remove the segments that no version keeps."""
+        self._drafts.discard()
+        self._environment.catalogue.write(lambda txn: txn.delete(version_tree.BUILD + self.build))
+        promote.sweep(self._environment, [info.name for info in self._record.segments])

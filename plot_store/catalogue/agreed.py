@@ -1,0 +1,60 @@
+"""The version of a ref on which this store and a remote last agreed, by a push or a pull.
+
+If the remote still has it, this store has seen all that a push replaces. If the ref still has it, this store
+has published nothing that a pull would replace. A ref that is deleted loses the record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plot_store.catalogue import version_tree
+from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.ground.errors import Damaged
+
+AGREED: Final = "agreed/"
+
+
+def get(txn: CatalogueTxn, ref: str, place: str) -> str | None:
+    """Return the id of the version last agreed on with the remote of this id. Raises Damaged."""
+    raw = txn.get(_key(ref, place))
+    if raw is None:
+        return None
+    try:
+        return str(raw["version"])
+    except (TypeError, KeyError) as error:
+        raise Damaged(
+            f"the record of what {ref} has in common with a remote is malformed ({error}): restore the store "
+            "from an export"
+        ) from error
+
+
+def put(txn: CatalogueTxn, ref: str, place: str, version: str) -> None:
+    """Record that both sides have this version."""
+    if version_tree.get_ref(txn, ref) is not None:
+        txn.put(_key(ref, place), {"version": version})
+
+
+def forget(txn: CatalogueTxn, ref: str) -> None:
+    """Remove what was recorded about a ref."""
+    for key in txn.keys(f"{AGREED}{ref}@"):
+        txn.delete(f"{AGREED}{ref}@{key}")
+
+
+def since(txn: CatalogueTxn, version: str, agreed: str | None) -> list[str]:
+    """Return the ids of a version and of those that it replaced, newest first, back to the one agreed on.
+
+    The one agreed on is left out. The list ends earlier where a version has been collected.
+    """
+    found: list[str] = []
+    known: set[str] = set()
+    at: str | None = version
+    while at is not None and at != agreed and at not in known:
+        found.append(at)
+        known.add(at)
+        at = version_tree.previous(txn, at)
+    return found
+
+
+def _key(ref: str, place: str) -> str:
+    return f"{AGREED}{ref}@{place}"

@@ -1,0 +1,1 @@
+"""Refs and versions in object storage: push, pull and the collection of what no ref needs."""

@@ -1,0 +1,138 @@
+"""Collection of what no ref of a remote needs. It and pushes keep out of each other's way; see `refs`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from plot_store.ground import names
+from plot_store.ground.errors import Conflict, Damaged
+from plot_store.ground.files import TEMPORARY
+from plot_store.ground.nouns import VersionInfo
+from plot_store.remote import format as fmt
+from plot_store.remote import refs
+from plot_store.remote.format import RemoteRef
+from plot_store.remote.objects import Listed, Objects
+
+
+@dataclass(frozen=True)
+class RemoteGcReport:
+    """What a collection of a remote removed, or would remove with `dry_run`."""
+
+    dry_run: bool
+    objects: tuple[str, ...]  # their names
+    bytes: int
+    pushes: int  # pushes that were taken for dead
+
+
+def collect(objects: Objects, age_s: float, dry_run: bool, take_over: bool) -> RemoteGcReport:
+    """See `Remote.collect`."""
+    refs.need_place(objects)
+    now = time.time()
+    if dry_run:
+        _, dead = _marks(objects, now - age_s)
+        return _report(_unneeded(objects, now - age_s), dead, dry_run=True)
+    refs.begin_collection(objects, datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"), take_over)
+    try:
+        alive, dead = _marks(objects, now - age_s)
+        if alive:
+            raise Conflict(
+                f"a push of {alive[0]} to {objects.place} began less than {age_s:g} s ago: collect later, or "
+                "with a shorter age if it is dead"
+            )
+        for ref in dead:
+            refs.change(objects, ref, lambda found: _without_marks(found, now - age_s))
+        unneeded = _unneeded(objects, now - age_s)
+    except BaseException:
+        refs.end_collection(objects)
+        raise
+    # A removal that fails may still be done later. So the place stays marked then, and pushes are refused.
+    objects.remove(one.name for one in unneeded)
+    refs.end_collection(objects)
+    return _report(unneeded, dead, dry_run=False)
+
+
+def all_refs(objects: Objects) -> list[RemoteRef]:
+    """Return every ref of a remote, those without a current version included."""
+    found = []
+    for one in objects.listed(fmt.REFS):
+        name = one.name.removeprefix(f"{fmt.REFS}/").removesuffix(".json")
+        if one.name == fmt.ref_name(name) and names.is_ref(name):
+            ref = refs.read_ref(objects, name)
+            found += [] if ref is None else [ref]
+    return found
+
+
+def _marks(objects: Objects, before: float) -> tuple[list[str], list[str]]:
+    """Return the refs with pushes that began after a time, and those with pushes that began before it."""
+    alive, dead = [], []
+    for ref in all_refs(objects):
+        alive += [ref.ref] if any(push.since > before for push in ref.pushing) else []
+        dead += [ref.ref] if any(push.since <= before for push in ref.pushing) else []
+    return alive, dead
+
+
+def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
+    if found is None:
+        return None
+    return found.without({push.push for push in found.pushing if push.since <= before})
+
+
+def _unneeded(objects: Objects, before: float) -> list[Listed]:
+    """Return the objects to remove, manifests first: older than a time, and needed by no ref.
+
+    Manifests that are younger stay, and with them what they need. Raises Damaged for a manifest that cannot
+    be read, since what it needs is not known then.
+    """
+    manifests = {one.name: one for one in objects.listed(fmt.VERSIONS)}
+    wanted = {version for ref in all_refs(objects) for version in ref.versions}
+    young = [_id(one.name) for one in manifests.values() if one.modified > before]
+    live = _closure(objects, wanted)
+    live |= _closure(objects, young, lenient=True)
+    kept = {fmt.version_name(version) for version in live}
+    kept |= {fmt.segment_name(info) for version in live.values() for info in version.segments}
+    left = [*manifests.values(), *objects.listed(fmt.SEGMENTS)]
+    left += [one for one in objects.listed(fmt.REFS) if one.name.endswith(TEMPORARY)]
+    ours = (one for one in left if one.name not in kept and _is_ours(one.name))
+    return [one for one in ours if one.modified <= before]
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether the store puts objects of such names. Others are left alone."""
+    folder, _, file = name.partition("/")
+    if file.endswith(TEMPORARY):  # a folder's file that a killed process left half-written
+        return True
+    return names.is_segment(file) if folder == fmt.SEGMENTS else names.is_id(_id(name))
+
+
+def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> dict[str, VersionInfo]:
+    """Return these versions and their ancestors, by id.
+
+    lenient: leave out what is missing or damaged, which no ref names. Raises Damaged, StoreIO.
+    """
+    found: dict[str, VersionInfo] = {}
+    waiting = list(ids)
+    while waiting:
+        version_id = waiting.pop()
+        if version_id in found:
+            continue
+        try:
+            found[version_id] = refs.read_version(objects, version_id)
+        except Damaged:
+            if not lenient:
+                raise
+            continue
+        parent = found[version_id].parent
+        waiting += [] if parent is None else [parent]
+    return found
+
+
+def _id(name: str) -> str:
+    return name.removeprefix(f"{fmt.VERSIONS}/").removesuffix(".json.zst")
+
+
+def _report(removed: list[Listed], dead: list[str], *, dry_run: bool) -> RemoteGcReport:
+    size = sum(one.bytes for one in removed)
+    return RemoteGcReport(dry_run, tuple(one.name for one in removed), size, len(dead))

@@ -1,0 +1,168 @@
+"""What a remote holds, as docs/plot-format.md specifies it: names and bytes of its small objects.
+
+plot-remote.json       the format, and an id of the place
+refs/<ref>.json        a ref: its current version, and pushes under way; changed by compare-and-swap alone
+versions/<id>.json.zst a manifest; it is put after its segments and after its ancestors' manifests
+segments/<name>        a segment, as its file is
+collecting.json        there while a collection runs
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, TypeVar
+
+import zstandard
+
+from plot_store.catalogue import records
+from plot_store.ground import names
+from plot_store.ground.errors import Damaged, FormatTooNew, PlotStoreError
+from plot_store.ground.nouns import SegmentInfo, VersionInfo
+
+FORMAT: Final = 1
+MARKER: Final = "plot-remote.json"
+COLLECTING: Final = "collecting.json"
+REFS, VERSIONS, SEGMENTS = "refs", "versions", "segments"
+KEPT_VERSIONS: Final = 8  # a ref's list keeps this many, as `Store.gc` does by default
+MAX_PUSHES: Final = 16  # pushes under way of one ref; the oldest one above that has to start over
+CURE: Final = "push it again with again=True from a store that has it"
+_MAX_MANIFEST: Final = 1 << 27
+_LEVEL: Final = 9
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push under way."""
+
+    push: str
+    since: float  # Unix seconds, by the pusher's clock
+
+
+@dataclass(frozen=True)
+class RemoteRef:
+    """A ref of a remote."""
+
+    ref: str
+    current: str | None  # None until the first push has ended
+    versions: tuple[str, ...]  # pushed last first; always holds current
+    generation: int  # how often current was set
+    pushing: tuple[Push, ...] = ()
+
+    def begun(self, push: Push) -> RemoteRef:
+        """Return the ref with one more push under way."""
+        return replace(self, pushing=(*self.pushing, push)[-MAX_PUSHES:])
+
+    def without(self, pushes: set[str]) -> RemoteRef:
+        """Return the ref without these pushes."""
+        return replace(self, pushing=tuple(p for p in self.pushing if p.push not in pushes))
+
+    def has(self, push: str) -> bool:
+        """Return whether this push is still under way."""
+        return any(p.push == push for p in self.pushing)
+
+    def moved(self, version: str) -> RemoteRef:
+        """Return the ref with this current version."""
+        others = [v for v in self.versions if v != version]
+        versions = (version, *others)[:KEPT_VERSIONS]
+        return replace(self, current=version, versions=versions, generation=self.generation + 1)
+
+
+def new_ref(ref: str) -> RemoteRef:
+    """Return a ref before its first push."""
+    return RemoteRef(ref, None, (), 0)
+
+
+def ref_name(ref: str) -> str:
+    """Return the name of a ref's object. The ending keeps a ref apart from those below it, in a folder."""
+    return f"{REFS}/{ref}.json"
+
+
+def version_name(version: str) -> str:
+    """Return the name of a manifest's object."""
+    return f"{VERSIONS}/{version}.json.zst"
+
+
+def segment_name(info: SegmentInfo) -> str:
+    """Return the name of a segment's object."""
+    return f"{SEGMENTS}/{info.name}"
+
+
+def dump_ref(ref: RemoteRef) -> bytes:
+    """Return the bytes of a ref's object."""
+    return records.dump({"format": FORMAT, **asdict(ref)})
+
+
+def parse_ref(data: bytes, name: str) -> RemoteRef:
+    """Parse a ref's object. Raises Damaged, FormatTooNew."""
+
+    def parse(raw: dict[str, Any]) -> RemoteRef:
+        pushing = tuple(Push(str(one["push"]), float(one["since"])) for one in raw["pushing"])
+        found = RemoteRef(raw["ref"], raw["current"], tuple(raw["versions"]), raw["generation"], pushing)
+        ids = [*found.versions, *([] if found.current is None else [found.current])]
+        if not all(map(names.is_id, ids)) or type(found.generation) is not int:
+            raise ValueError("a version's id or the generation is impossible")
+        if ref_name(names.check_ref(found.ref)) != name:
+            raise ValueError(f"it is of the ref {found.ref}")
+        return found
+
+    return _parsed(data, name, parse)
+
+
+def dump_marker(place_id: str) -> bytes:
+    """Return the bytes of the object that makes a place a remote."""
+    return records.dump({"format": FORMAT, "id": place_id})
+
+
+def parse_marker(data: bytes) -> str:
+    """Return the id of the place. Raises Damaged, FormatTooNew."""
+
+    def parse(raw: dict[str, Any]) -> str:
+        found = raw["id"]
+        if not re.fullmatch(r"[0-9a-f]{32}", found):
+            raise ValueError("its id is impossible")
+        return str(found)
+
+    return _parsed(data, MARKER, parse)
+
+
+def dump_version(version: VersionInfo) -> bytes:
+    """Return the bytes of a manifest's object."""
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(records.dump(records.version_fields(version)))
+
+
+def parse_version(data: bytes, version_id: str) -> VersionInfo:
+    """Parse a manifest's object, whose hash is in its id. Raises Damaged."""
+    name = version_name(version_id)
+    try:
+        if zstandard.frame_content_size(data) > _MAX_MANIFEST:
+            raise ValueError("it claims to be larger than any manifest")
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_MANIFEST)
+        version = records.parse_version(json.loads(raw))
+    except (zstandard.ZstdError, ValueError, RecursionError, Damaged) as error:
+        raise Damaged(f"the object {name} is damaged ({error}): {CURE}") from error
+    if version.id != version_id:
+        raise Damaged(f"the object {name} holds version {version.id}: {CURE}")
+    return version
+
+
+def _parsed(data: bytes, name: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        raw = json.loads(data)
+        found = raw["format"]
+        if type(found) is int and found > FORMAT:
+            raise FormatTooNew(
+                f"the object {name} has format {found}, this release reads up to {FORMAT}: upgrade the "
+                "release"
+            )
+        return parse(raw)
+    except FormatTooNew:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PlotStoreError) as error:
+        raise Damaged(
+            f"the object {name} is damaged ({error}): restore it from the bucket's versions, or remove it "
+            "and push again"
+        ) from error

@@ -1,0 +1,160 @@
+"""Pull: a remote's version of a ref comes with its ancestors, as an import does.
+
+Everything that comes is compared with the hash in its name, and nothing is published before all of it is
+there. Files that the store has are not fetched. So a pull that ends early leaves nothing, or loses only what
+was fetched for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from plot_store.care.archive_format import check_chain
+from plot_store.care.incoming import bring_in
+from plot_store.catalogue import agreed, version_tree
+from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.version_tree import MAX_DEPTH
+from plot_store.environment.environment import Environment
+from plot_store.ground import names
+from plot_store.ground.errors import Conflict, Damaged, NotFound
+from plot_store.ground.nouns import Progress, Transfer, VersionInfo
+from plot_store.remote import format as fmt
+from plot_store.remote import refs
+from plot_store.remote.format import RemoteRef
+from plot_store.remote.objects import Objects
+
+_PIECE: Final = 8 << 20
+_TURNS: Final = 3  # a pull begins anew if the remote's ref moved and a collection removed what it needed
+
+
+def pull(
+    environment: Environment, objects: Objects, ref: str, again: bool, progress: Progress | None
+) -> Transfer:
+    """See `Store.pull`."""
+    names.check_ref(ref)
+    place = refs.need_place(objects)
+    state = refs.need_ref(objects, ref)
+    for _ in range(_TURNS):
+        try:
+            return _pull(environment, objects, place, state, again, progress)
+        except Damaged:
+            later = refs.need_ref(objects, ref)
+            if later.current == state.current:
+                raise
+            state = later
+    raise Conflict(f"{ref} at {objects.place} moves faster than it can be pulled: pull again later")
+
+
+def _pull(
+    environment: Environment,
+    objects: Objects,
+    place: str,
+    state: RemoteRef,
+    again: bool,
+    progress: Progress | None,
+) -> Transfer:
+    ref, current = state.ref, state.current
+    assert current is not None  # `need_ref` refuses the others
+
+    def present(txn: CatalogueTxn) -> bool:
+        return _is_present(txn, state, place, objects.place)
+
+    source = _Source(objects)
+    if environment.catalogue.read(
+        lambda txn: present(txn) and version_tree.need_ref(txn, ref).current != current
+    ):
+        return Transfer(environment.catalogue.read(lambda txn: version_tree.resolve(txn, ref)), 0, 0)
+    versions, own = _chain(environment, objects, current)
+    if versions[0].ref != ref:
+        raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
+    trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
+    bring_in(environment, versions, source, present, progress, trusted)
+    environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, current))
+    return Transfer(versions[0], source.segments, source.bytes)
+
+
+def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> bool:
+    """Return whether this store has the remote's version, or is ahead of it.
+
+    Raises Conflict if both have moved since they last agreed.
+    """
+    record = version_tree.get_ref(txn, state.ref)
+    if record is None:
+        return False
+    if record.current == state.current:
+        return True
+    last = agreed.get(txn, state.ref, place)
+    if record.current == last:
+        return False
+    if state.current == last:
+        return True
+    if record.current in state.versions and last in (None, *agreed.since(txn, record.current, None)):
+        return False  # ours was pushed, and the push did not live to record it, or another store did it
+    if state.current in agreed.since(txn, record.current, last):
+        return True
+    raise Conflict(
+        f"{state.ref} is at version {record.current} here and at version {state.current} at {at}, "
+        f"and neither follows the other: push yours with expect={state.current!r}; or delete the ref here, "
+        "or roll it back to a version that was pulled, then pull again"
+    )
+
+
+def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
+    """Return the ref's current version in this store, if any. One that follows it shares its files."""
+    record = version_tree.get_ref(txn, ref)
+    return [] if record is None else [version_tree.get_version(txn, record.current)]
+
+
+def _chain(
+    environment: Environment, objects: Objects, version_id: str
+) -> tuple[list[VersionInfo], list[VersionInfo]]:
+    """Return a version with its ancestors, nearest first, and those of them that this store has."""
+
+    def own(txn: CatalogueTxn) -> VersionInfo | None:
+        try:
+            return version_tree.get_version(txn, at)
+        except NotFound:
+            return None
+
+    found: list[VersionInfo] = []
+    had: list[VersionInfo] = []
+    wanted: str | None = version_id
+    while wanted is not None and len(found) < MAX_DEPTH:
+        at = wanted
+        mine = environment.catalogue.read(own)
+        if mine is not None:
+            had.append(mine)
+        found.append(mine or refs.read_version(objects, at))
+        wanted = found[-1].parent
+    check_chain(found, fmt.CURE)
+    return found, had
+
+
+class _Source:
+    """See `incoming.Source`. It counts what it fetched."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.cure = f"at {objects.place}, {fmt.CURE}"
+        self.segments = 0
+        self.bytes = 0
+        self._objects = objects
+
+    def chunks(self, name: str, size: int) -> Iterator[bytes]:
+        whole = f"{fmt.SEGMENTS}/{name}"
+        self.segments += 1
+        for start in range(0, size, _PIECE):
+            wanted = min(_PIECE, size - start)
+            piece = self._objects.read(whole, start, wanted)
+            if piece is None:
+                raise refs.missing(self._objects, whole)
+            if len(piece) != wanted:
+                raise Damaged(f"the object {whole} ends too early at {self._objects.place}: {fmt.CURE}")
+            self.bytes += len(piece)
+            yield piece
+
+    def skipped(self, name: str, size: int) -> Iterator[bytes]:
+        return iter(())
+
+    def tail(self) -> None:
+        """Nothing follows."""

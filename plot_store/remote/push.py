@@ -1,0 +1,202 @@
+"""Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
+
+What is new is put first: each version's segments, then its manifest, the root's first. So a manifest that is
+there has its segments and its ancestors there. The ref moves last, in one conditional put. Wherever a push
+ends, the remote's ref is either the old one or the new one, and whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from plot_store.catalogue import agreed, version_tree
+from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.environment import pins
+from plot_store.environment.environment import Environment
+from plot_store.ground.errors import Conflict, NotFound, PlotStoreError
+from plot_store.ground.nouns import Progress, SegmentInfo, Transfer, VersionInfo
+from plot_store.remote import format as fmt
+from plot_store.remote import refs
+from plot_store.remote.format import Push, RemoteRef
+from plot_store.remote.objects import Objects
+
+_THREADS: Final = 4  # requests at a time; each may hold a segment in memory
+_LEASE_S: Final = 3600.0
+_TURNS: Final = 5  # a push begins anew if a collection took it for dead
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def push(
+    environment: Environment,
+    objects: Objects,
+    ref: str,
+    expect: str | None,
+    again: bool,
+    progress: Progress | None,
+) -> Transfer:
+    """See `Store.push`."""
+    tip = environment.catalogue.read(lambda txn: version_tree.need_ref(txn, ref)).current
+    place = refs.make_place(objects)
+    with pins.lease(environment, tip, _LEASE_S, "push") as lease:
+        chain = environment.catalogue.read(
+            lambda txn: version_tree.chain(txn, version_tree.get_version(txn, tip))
+        )
+        work = _Work(environment, objects, ref, place, chain, expect, again, progress, lease)
+        for _ in range(_TURNS):
+            done = work.turn()
+            if done is not None:
+                environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, tip))
+                return done
+    raise Conflict(
+        f"collections of {objects.place} took this push of {ref} for dead: collect with a longer age"
+    )
+
+
+@dataclass
+class _Work:
+    """One push."""
+
+    environment: Environment
+    objects: Objects
+    ref: str
+    place: str
+    chain: list[VersionInfo]
+    expect: str | None
+    again: bool
+    progress: Progress | None
+    lease: pins.Lease
+
+    def turn(self) -> Transfer | None:
+        """Try once. Returns None if a collection took the push for dead meanwhile."""
+        mark = Push(uuid.uuid4().hex, time.time())
+
+        def begin(found: RemoteRef | None) -> RemoteRef | None:
+            return (found or fmt.new_ref(self.ref)).begun(mark) if self._goes(found) else None
+
+        def end(found: RemoteRef | None) -> RemoteRef | None:
+            if found is None or not found.has(mark.push):
+                return None
+            return (found.moved(self.chain[0].id) if self._goes(found) else found).without({mark.push})
+
+        try:
+            state = refs.change(self.objects, self.ref, begin)
+            if state is None or not state.has(mark.push):
+                return Transfer(self.chain[0], 0, 0)  # it is there
+            refs.check_no_collection(self.objects)
+            moved = self._upload(state)
+            last = refs.change(self.objects, self.ref, end)
+        except BaseException:
+            self._unmark(mark)
+            raise
+        ended = last is not None and last.current == self.chain[0].id and not last.has(mark.push)
+        return moved if ended else None
+
+    def _goes(self, found: RemoteRef | None) -> bool:
+        """Return whether the remote's ref is to be changed. Raises Conflict if it must not be."""
+        tip, current = self.chain[0].id, None if found is None else found.current
+        if current is None:
+            return True
+        if current == tip:
+            return self.again
+        if self.expect is not None:
+            allowed = current == self.expect
+        else:
+            allowed = self.environment.catalogue.read(lambda txn: self._seen(txn, current))
+        if not allowed:
+            raise Conflict(
+                f"{self.ref} at {self.objects.place} is at version {current}, which this store's "
+                f"version {tip} does not follow: pull first; or push with expect={current!r} to replace it"
+            )
+        return True
+
+    def _seen(self, txn: CatalogueTxn, current: str) -> bool:
+        """Return whether this store has seen the remote's version before it published its own."""
+        last = agreed.get(txn, self.ref, self.place)
+        return current == last or current in agreed.since(txn, self.chain[0].id, last)
+
+    def _upload(self, state: RemoteRef) -> Transfer:
+        """Put what the remote lacks. Returns what was put."""
+        plan = self._plan(state)
+        total = sum(info.bytes for _, infos in plan for info in infos)
+        done = segments = 0
+        for version, infos in plan:
+            for size in _threaded(partial(self._put, version), infos):
+                done += size
+                segments += 1
+                self._keep()
+                if self.progress is not None:
+                    self.progress(done, total)
+            self.objects.put(fmt.version_name(version.id), memoryview(fmt.dump_version(version)))
+        return Transfer(self.chain[0], segments, done)
+
+    def _plan(self, state: RemoteRef) -> list[tuple[VersionInfo, list[SegmentInfo]]]:
+        """Return the versions that the remote lacks, the root first, each with the segments that it lacks."""
+        known = [] if self.again else self.environment.catalogue.read(lambda txn: _known(txn, state.current))
+        ids, there = {v.id for v in known}, {info.name for v in known for info in v.segments}
+        plan = []
+        for version in reversed(self.chain):
+            if version.id in ids:
+                continue
+            if not self.again and self.objects.size(fmt.version_name(version.id)) is not None:
+                there |= {info.name for info in version.segments}
+                continue
+            wanted = [info for info in version.segments if info.name not in there]
+            there |= {info.name for info in wanted}
+            present = [False] * len(wanted) if self.again else list(_threaded(self._is_there, wanted))
+            plan.append(
+                (version, [info for info, is_there in zip(wanted, present, strict=True) if not is_there])
+            )
+        return plan
+
+    def _is_there(self, info: SegmentInfo) -> bool:
+        return self.objects.size(fmt.segment_name(info)) == info.bytes
+
+    def _put(self, version: VersionInfo, info: SegmentInfo) -> int:
+        segment = self.environment.segment(info, version.schema)
+        segment.check_whole()
+        self.objects.put(fmt.segment_name(info), segment.raw.data)
+        return info.bytes
+
+    def _keep(self) -> None:
+        """Renew the lease that keeps the version from this store's gc."""
+        if self.lease.expires - time.time() < _LEASE_S / 2:
+            self.lease.renew()
+
+    def _unmark(self, mark: Push) -> None:
+        """Remove the mark, if that is possible; a collection removes one that stays."""
+        with contextlib.suppress(PlotStoreError):
+            refs.change(
+                self.objects, self.ref, lambda found: None if found is None else found.without({mark.push})
+            )
+
+
+def _known(txn: CatalogueTxn, current: str | None) -> list[VersionInfo]:
+    """Return the remote's current version and its ancestors, if this store has them."""
+    try:
+        return [] if current is None else version_tree.chain(txn, version_tree.get_version(txn, current))
+    except NotFound:
+        return []
+
+
+def _threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield the results for all items, in order, computed by some threads at a time."""
+    todo = list(items)
+    if len(todo) < 2:
+        yield from map(body, todo)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        running = [pool.submit(body, item) for item in todo]
+        try:
+            for one in running:
+                yield one.result()
+        finally:
+            for one in running:
+                one.cancel()

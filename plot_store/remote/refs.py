@@ -1,0 +1,134 @@
+"""A remote's refs: read, changed by compare-and-swap, and marked while a push is under way.
+
+A push marks its ref first, and then looks whether a collection runs; a collection says first that it runs,
+and then reads all marks. So of a push and a collection that meet, at least one sees the other. A collection
+may remove the mark of a push that seems dead. If that one lives after all, its last step finds the mark gone
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from plot_store.catalogue import records
+from plot_store.ground.errors import Conflict, Damaged, NotFound, StoreIO
+from plot_store.ground.nouns import VersionInfo
+from plot_store.remote import format as fmt
+from plot_store.remote.format import RemoteRef
+from plot_store.remote.objects import Objects
+
+_TRIES = 100  # of one change: each is lost to a change of another, and all take one short request
+
+
+def read_ref(objects: Objects, ref: str) -> RemoteRef | None:
+    """Return a ref of a remote, or None. Raises Damaged, FormatTooNew, StoreIO."""
+    found = objects.get(fmt.ref_name(ref))
+    return None if found is None else fmt.parse_ref(found[0], fmt.ref_name(ref))
+
+
+def need_ref(objects: Objects, ref: str) -> RemoteRef:
+    """Return a ref of a remote that was pushed. Raises NotFound, Damaged, FormatTooNew, StoreIO."""
+    found = read_ref(objects, ref)
+    if found is None or found.current is None:
+        raise NotFound(f"there is no ref {ref!r} at {objects.place}: look at the list of refs, or push it")
+    return found
+
+
+def change(
+    objects: Objects, ref: str, changed: Callable[[RemoteRef | None], RemoteRef | None]
+) -> RemoteRef | None:
+    """Change a ref by compare-and-swap, until no other change came in between. Returns what it is then.
+
+    changed: called with what is there; None leaves it, and it may raise. Raises Conflict, Damaged,
+    FormatTooNew, StoreIO; after a StoreIO the change may have been made, or may still be.
+    """
+    name = fmt.ref_name(ref)
+    for _ in range(_TRIES):
+        found = objects.get(name)
+        old = None if found is None else fmt.parse_ref(found[0], name)
+        new = changed(old)
+        if new is None or new == old:
+            return old
+        if objects.swap(name, fmt.dump_ref(new), None if found is None else found[1]):
+            return new
+        if (again := read_ref(objects, ref)) == new:  # a repeated request found its own first one done
+            return again
+    raise Conflict(
+        f"{ref} at {objects.place} changes all the time: let fewer processes push it, then try again"
+    )
+
+
+def read_version(objects: Objects, version_id: str) -> VersionInfo:
+    """Return the manifest of a version. Raises Damaged (also if it is missing), StoreIO."""
+    found = objects.get(fmt.version_name(version_id))
+    if found is None:
+        raise missing(objects, fmt.version_name(version_id))
+    return fmt.parse_version(found[0], version_id)
+
+
+def need_place(objects: Objects) -> str:
+    """Return the id of a remote. Raises NotFound (it is none), Damaged, FormatTooNew, StoreIO."""
+    found = objects.get(fmt.MARKER)
+    if found is None:
+        raise NotFound(
+            f"{objects.place} is not a remote of a PLOT store: push a ref to it, or fix the address"
+        )
+    return fmt.parse_marker(found[0])
+
+
+def make_place(objects: Objects) -> str:
+    """Return the id of a remote, making the place one if it is none. Raises Damaged, FormatTooNew, StoreIO.
+
+    Also raises StoreIO if the place does not keep to the condition of a put: some servers ignore it, and two
+    writers would then lose each other's versions.
+    """
+    found = objects.get(fmt.MARKER)
+    if found is None:
+        objects.swap(fmt.MARKER, fmt.dump_marker(uuid.uuid4().hex), None)
+        found = objects.get(fmt.MARKER)
+    if found is None:
+        raise StoreIO(f"{objects.place} does not have what was put there a moment ago: use another place")
+    place = fmt.parse_marker(found[0])
+    for tag in (None, '"00000000000000000000000000000000"'):
+        if objects.swap(fmt.MARKER, found[0], tag):
+            raise StoreIO(
+                f"{objects.place} ignores the condition of a put (If-None-Match, If-Match), so two writers "
+                "could lose each other's versions: use a server that keeps it, and a newer botocore"
+            )
+    return place
+
+
+def collection(objects: Objects) -> str | None:
+    """Return what is known of the collection that runs, or None."""
+    found = objects.get(fmt.COLLECTING)
+    return None if found is None else found[0][:200].decode(errors="replace")
+
+
+def begin_collection(objects: Objects, since: str, take_over: bool) -> None:
+    """Say that a collection runs. Raises Conflict if one does already, unless it is taken over."""
+    if objects.swap(fmt.COLLECTING, records.dump({"since": since}), None) or take_over:
+        return
+    raise Conflict(
+        f"a collection of {objects.place} has not ended ({collection(objects)}): wait for it; if its "
+        "process is dead, collect again with take_over=True"
+    )
+
+
+def end_collection(objects: Objects) -> None:
+    """Say that the collection has ended."""
+    objects.remove([fmt.COLLECTING])
+
+
+def check_no_collection(objects: Objects) -> None:
+    """Raises Conflict while a collection runs."""
+    if (found := collection(objects)) is not None:
+        raise Conflict(
+            f"a collection of {objects.place} runs ({found}): push again when it has ended; if its process "
+            "is dead, collect again with take_over=True"
+        )
+
+
+def missing(objects: Objects, name: str) -> Damaged:
+    """Return the error for an object that others name and that is not there."""
+    return Damaged(f"the object {name} is missing at {objects.place}: {fmt.CURE}")

@@ -1,0 +1,47 @@
+"""`Remote`: what lies in object storage, beside any store."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from plot_store.ground.arguments import check_number
+from plot_store.remote import refs
+from plot_store.remote.collect import RemoteGcReport, all_refs, collect
+from plot_store.remote.objects import open_objects
+
+DAY_S: Final = 86400.0
+
+
+class Remote:
+    """A place to which stores push refs, and from which they pull them. `Store.push` makes it.
+
+    url: a folder, "s3://bucket/prefix" or "memory://…". Credentials come from the environment or from the
+    files that the protocol's library reads; a URL that has some is refused. Raises Invalid.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self._objects = open_objects(url)
+
+    @property
+    def place(self) -> str:
+        """The address, without credentials."""
+        return self._objects.place
+
+    def refs(self) -> dict[str, str]:
+        """Return the id of every ref's current version. Raises NotFound, Damaged, FormatTooNew, StoreIO."""
+        refs.need_place(self._objects)
+        return {ref.ref: ref.current for ref in all_refs(self._objects) if ref.current is not None}
+
+    def collect(
+        self, *, age_s: float = DAY_S, dry_run: bool = False, take_over: bool = False
+    ) -> RemoteGcReport:
+        """Remove manifests and segments that no ref needs and that are older than `age_s` seconds.
+
+        Each ref needs its current version, the seven pushed before it, and all their ancestors. Pushes are
+        refused meanwhile. A push that began longer ago than age_s is taken for dead; if it lives, it begins
+        anew. take_over: a collection that has not ended is dead. Raises Conflict (a push or a collection is
+        under way), NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
+        """
+        check_number("age_s", age_s, "pass seconds, 0 or more", least=0)
+        return collect(self._objects, age_s, dry_run, take_over)

@@ -1,0 +1,114 @@
+"""Shared by the tests of remotes: a place that fails or dies at a call, and whether a remote is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import xxhash
+
+from plot_store import Store, StoreIO, Transfer
+from plot_store.remote import collect, format, refs
+from plot_store.remote import pull as pulling
+from plot_store.remote import push as pushing
+from plot_store.remote.objects import Listed, Objects
+
+WRITES = ("put", "swap", "remove")
+
+
+class Place:
+    """A place whose calls are counted. At the call `at`, counted from 1, `how` says what goes wrong:
+
+    before: the call fails and nothing was done; after: it fails, and was done; late: it fails, and is done
+    when `arrive` is called; twice: it is done twice, as by a library that tries again; kill, killed: the
+    process dies before it or after it.
+    """
+
+    def __init__(self, inner: Objects, at: int = 0, how: str = "") -> None:
+        self.inner, self.place, self.at, self.how = inner, inner.place, at, how
+        self.calls: list[str] = []
+        self.sent = self.received = 0
+        self._late: list[Callable[[], Any]] = []
+        self._lock = threading.Lock()
+
+    def arrive(self) -> None:
+        """Do what came too late."""
+        for late in self._late:
+            late()
+
+    def get(self, name: str) -> tuple[bytes, str] | None:
+        found = self._call("get", self.inner.get, name)
+        self.received += len(found[0]) if found else 0
+        return found
+
+    def read(self, name: str, start: int, size: int) -> bytes | None:
+        found = self._call("read", self.inner.read, name, start, size)
+        self.received += len(found or b"")
+        return found
+
+    def size(self, name: str) -> int | None:
+        return self._call("size", self.inner.size, name)
+
+    def put(self, name: str, data: memoryview) -> None:
+        self.sent += data.nbytes
+        self._call("put", self.inner.put, name, data)
+
+    def swap(self, name: str, data: bytes, tag: str | None) -> bool:
+        self.sent += len(data)
+        return self._call("swap", self.inner.swap, name, data, tag)
+
+    def listed(self, below: str) -> Iterator[Listed]:
+        yield from self._call("listed", lambda below: list(self.inner.listed(below)), below)
+
+    def remove(self, names: Iterable[str]) -> None:
+        self._call("remove", self.inner.remove, list(names))
+
+    def _call(self, kind: str, body: Callable[..., Any], *given: Any) -> Any:
+        with self._lock:
+            self.calls.append(kind)
+            now = len(self.calls) == self.at
+        if now and self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if now and self.how in ("before", "late"):
+            if self.how == "late" and kind in WRITES:
+                self._late.append(lambda: body(*given))
+            raise StoreIO(f"{kind} failed before it was done: try again")
+        found = body(*given)
+        if now and self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if now and self.how == "after":
+            raise StoreIO(f"{kind} failed after it was done: try again")
+        if now and self.how == "twice":
+            return body(*given)
+        return found
+
+
+def push(store: Store, place: Objects, ref: str) -> Transfer:
+    """As `Store.push`, to this place."""
+    return pushing.push(store._env(), place, ref, None, False, None)
+
+
+def pull(store: Store, place: Objects, ref: str) -> Transfer:
+    """As `Store.pull`, from this place."""
+    return pulling.pull(store._env(), place, ref, False, None)
+
+
+def whole(objects: Objects) -> dict[str, str]:
+    """Assert that all that refs need is there and right. Returns each ref's current version."""
+    found: dict[str, str] = {}
+    names: dict[str, int] = {}
+    for ref in collect.all_refs(objects):
+        for version in collect._closure(objects, ref.versions).values():
+            names |= {format.segment_name(info): info.bytes for info in version.segments}
+        if ref.current is not None:
+            assert refs.read_version(objects, ref.current).ref == ref.ref
+            found[ref.ref] = ref.current
+    for name, size in names.items():
+        data = objects.read(name, 0, size + 1)
+        assert data is not None, name
+        assert len(data) == size, name
+        assert xxhash.xxh3_128_hexdigest(data) in name
+    return found
