@@ -43,14 +43,19 @@ def put(txn: CatalogueTxn, file: str, begins: Iterable[tuple[str, int]]) -> None
         txn.put(FILE + file, [segment for segment, _ in begins])
 
 
-def drop(txn: CatalogueTxn, segment: str) -> str | None:
-    """Forget a segment. Returns its file if nothing else lies there. Raises Damaged."""
+def drop(txn: CatalogueTxn, segment: str) -> tuple[str | None, list[str]]:
+    """Forget a segment. Returns its file if nothing else lies there, and the keys of the records removed.
+
+    Raises Damaged.
+    """
     file = find(txn, segment).file
-    txn.delete(PLACE + segment)
-    if is_used(txn, file):
-        return None
-    txn.delete(FILE + file)
-    return file
+    keys = [PLACE + segment] if txn.delete(PLACE + segment) else []
+    return (None, keys) if is_used(txn, file) else (file, keys + drop_file(txn, file))
+
+
+def drop_file(txn: CatalogueTxn, file: str) -> list[str]:
+    """Forget what was written into a shared file. Returns the keys of the records removed."""
+    return [FILE + file] if txn.delete(FILE + file) else []
 
 
 def is_used(txn: CatalogueTxn, file: str) -> bool:

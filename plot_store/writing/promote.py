@@ -74,25 +74,27 @@ def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[s
 
     seen, left = environment.catalogue.read(find)
 
-    def remove_some(txn: CatalogueTxn) -> tuple[int, Swept]:
-        live = changes.named_since(txn, changes.since(txn, seen))
-        done, gone, unlinked = 0, list[str](), list[str]()
+    def remove_some(txn: CatalogueTxn) -> tuple[int, Swept, Seen, set[str]]:
+        changed = changes.since(txn, seen)
+        live = named | changes.named_since(txn, changed)
+        done, gone, unlinked, own = 0, list[str](), list[str](), list[str]()
         for item in changes.briefly(left):
             done += 1
             if item.is_needed(txn, live):
                 continue
             if isinstance(item, _Segment):
-                file = places.drop(txn, item.name)
+                file, keys = places.drop(txn, item.name)
                 gone.append(item.name)
             else:
-                file = item.name
+                file, keys = item.name, places.drop_file(txn, item.name)
+            own += keys
             if file is not None and remove(environment.folder / file):
                 unlinked.append(file)
-        return done, Swept(tuple(gone), tuple(unlinked))
+        return done, Swept(tuple(gone), tuple(unlinked)), changes.with_own(txn, changed.seen, own), live
 
-    found = Swept((), ())
+    found, named = Swept((), ()), set[str]()  # what was named since the snapshot
     while left:
-        done, some = environment.catalogue.write(remove_some)
+        done, some, seen, named = environment.write_freeing(remove_some)
         found = Swept(found.segments + some.segments, found.files + some.files)
         left = left[done:]
         if left:

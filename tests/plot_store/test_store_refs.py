@@ -432,7 +432,7 @@ def test_a_dependant_that_goes_meanwhile_frees_the_ref(store: Store, monkeypatch
 
 
 def test_the_lock_is_held_for_the_ref_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No record but the ref's own is touched with the lock, however many there are."""
+    """No records but the ref's own are touched with the lock, however many there are."""
     for ref in ("r", *(f"r/b{number}" for number in range(30))):
         lab.put(store, ref, {})
     touched: list[str] = []
@@ -446,7 +446,7 @@ def test_the_lock_is_held_for_the_ref_alone(store: Store, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(CatalogueTxn, name, call)
     store.delete("r/b7")
-    assert touched == ["delete ref/r/b7"]
+    assert touched == ["keys agreed/r/b7@", "raw_keys agreed/r/b7@", "delete ref/r/b7"]
     touched.clear()
     with pytest.raises(InUse, match=r"r/b0, .* and 9 more"):
         store.delete("r")
