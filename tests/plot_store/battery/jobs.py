@@ -16,6 +16,7 @@ from job_faults import creation, fault, full_disk, prepare
 from job_history import history, victims
 from job_kill import live
 from job_raced import raced
+from job_remote import moved, moving
 from job_walk import walk
 from plain import Op
 
@@ -35,6 +36,8 @@ __all__ = [
     "live",
     "lost",
     "mappings",
+    "moved",
+    "moving",
     "prepare",
     "raced",
     "record",
