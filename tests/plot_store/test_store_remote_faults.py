@@ -175,9 +175,8 @@ with Store.open(folder, create=True) as store:
 """
 
 
+@pytest.mark.parametrize("url", ["folder", "s3"], indirect=True)
 def test_pushers_that_race_lose_nothing(store: Store, url: str, tmp_path: Path) -> None:
-    if url.startswith("memory"):
-        pytest.skip("memory is of one process")
     turns = 12
     first = lab.put(store, "r", lab.content(1))
     store.push("r", url)
