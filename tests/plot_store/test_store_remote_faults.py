@@ -123,7 +123,7 @@ def test_a_pull(store: Store, other: Store, url: str, how: str, tmp_path: Path) 
             first.gc(orphan_age_s=0)
 
 
-@pytest.mark.parametrize("how", ["before", "after", "late"])
+@pytest.mark.parametrize("how", ["before", "after", "late", "half"])
 def test_a_collection(store: Store, url: str, how: str) -> None:
     lab.put(store, "r", lab.content(1))
     seeds = iter(range(10, 3000))
