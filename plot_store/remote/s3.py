@@ -99,17 +99,10 @@ class S3:
 
     def _fetch(self, name: str, **options: str) -> tuple[bytes, Any] | None:
         """Return an object's bytes and the answer's other fields; None if there is no object."""
-
-        async def fetch() -> tuple[bytes, Any]:
-            answer = await self._fs._call_s3("get_object", **self._where(name), **options)
-            async with answer["Body"] as body:
-                return await body.read(), answer
-
         with self._errors("get_object", name) as codes:
-            found: tuple[bytes, Any] = sync(self._fs.loop, fetch)
-        if codes:
-            return (b"", {}) if codes[0] in _BEYOND else None
-        return found
+            answer = self._fs.call_s3("get_object", **self._where(name), **options)
+            return sync(self._fs.loop, _content, answer["Body"]), answer
+        return (b"", {}) if codes[0] in _BEYOND else None
 
     def _call(self, method: str, name: str, **options: Any) -> Any:
         found = self._call_or_none(method, name, **options)
@@ -139,6 +132,12 @@ class S3:
             raise StoreIO(
                 f"{self.place} does not answer to {method} of {name} ({code or type(error).__name__}): {CURE}"
             ) from None
+
+
+async def _content(body: Any) -> bytes:
+    async with body:
+        data: bytes = await body.read()
+        return data
 
 
 def _code(error: BaseException) -> str:

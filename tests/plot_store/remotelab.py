@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from plot_store import Store, StoreIO, Transfer
+from plot_store import Store, StoreIO, Transfer, VersionInfo
 from plot_store.remote import collect, format, refs
 from plot_store.remote import pull as pulling
 from plot_store.remote import push as pushing
@@ -22,9 +22,9 @@ WRITES = ("put", "swap", "remove")
 class Place:
     """A place whose calls are counted. At the call `at`, counted from 1, `how` says what goes wrong:
 
-    before: the call fails and nothing was done; after: it fails, and was done; late: it fails, and is done
-    when `arrive` is called; twice: it is done twice, as by a library that tries again; kill, killed: the
-    process dies before it or after it.
+    before: the call fails and nothing was done; half: it fails, and half of a removal was done; after: it
+    fails, and was done; late: it fails, and is done when `arrive` is called; twice: it is done twice, as by
+    a library that tries again; kill, killed: the process dies before it or after it.
     """
 
     def __init__(self, inner: Objects, at: int = 0, how: str = "") -> None:
@@ -70,9 +70,11 @@ class Place:
         with self._lock:
             self.calls.append(kind)
             now = len(self.calls) == self.at
+        if now and self.how == "half" and kind == "remove":
+            body(given[0][: len(given[0]) // 2])
         if now and self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if now and self.how in ("before", "late"):
+        if now and self.how in ("before", "late", "half"):
             if self.how == "late" and kind in WRITES:
                 self._late.append(lambda: body(*given))
             raise StoreIO(f"{kind} failed before it was done: try again")
@@ -97,15 +99,22 @@ def pull(store: Store, place: Objects, ref: str) -> Transfer:
 
 
 def whole(objects: Objects) -> dict[str, str]:
-    """Assert that all that refs need is there and right. Returns each ref's current version."""
+    """Assert that all that refs need is there and right, and that no manifest lacks a segment.
+
+    Returns each ref's current version.
+    """
     found: dict[str, str] = {}
-    names: dict[str, int] = {}
+    needed: dict[str, VersionInfo] = {}
     for ref in collect.all_refs(objects):
-        for version in collect._closure(objects, ref.versions).values():
-            names |= {format.segment_name(info): info.bytes for info in version.segments}
+        needed |= collect._closure(objects, ref.versions)
         if ref.current is not None:
             assert refs.read_version(objects, ref.current).ref == ref.ref
             found[ref.ref] = ref.current
+    for listed in objects.listed(format.VERSIONS):
+        if not listed.name.endswith(".tmp"):
+            version_id = collect._id(listed.name)
+            needed.setdefault(version_id, refs.read_version(objects, version_id))
+    names = {format.segment_name(i): i.bytes for version in needed.values() for i in version.segments}
     for name, size in names.items():
         data = objects.read(name, 0, size + 1)
         assert data is not None, name

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
 
 import plotlab as lab
 import pytest
 from remotelab import Place, pull, push, whole
 
-from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, Remote, Store, StoreIO
+from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, ReadOnly, Remote, Store, StoreIO
 from plot_store.remote import format, refs
 from plot_store.remote.objects import open_objects
 
@@ -393,3 +395,46 @@ def test_a_push_taken_for_dead_publishes_nothing_stale(store: Store, url: str) -
     assert len(seen[0].objects) == 7
     assert seen[0].pushes == 1
     assert whole(open_objects(url)) == {"r/a": orphans.id}
+
+
+def test_a_clock_that_jumps_loses_nothing(
+    store: Store, other: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at the clock shows another year. Pushes may then be taken for dead, or be refused."""
+    rng = random.Random(1)
+    now = time.time()
+    lab.put(store, "r", lab.content(1))
+    store.push("r", url)
+    remote, refused = Remote(url), 0
+    for seed in range(12):
+        store.append("r", lab.content(20 + seed, (9, 3, 1)))
+        with monkeypatch.context() as jumping:
+            jumping.setattr(time, "time", lambda: now + rng.uniform(-1, 1) * 3e8)
+            for call in (lambda: store.push("r", url), lambda: remote.collect(age_s=60)):
+                try:
+                    call()
+                except Conflict:
+                    refused += 1
+        there = whole(open_objects(url))["r"]
+        assert there in {version.id for version in store.history("r")}
+        assert other.pull("r", url).version.id == there
+    store.push("r", url)
+    assert whole(open_objects(url)) == {"r": store.version("r").id}
+    lab.check(other)
+
+
+def test_a_store_that_is_read_only_or_foreign_objects(store: Store, url: str, tmp_path: Path) -> None:
+    lab.put(store, "r", lab.content(1))
+    store.push("r", url)
+    objects = open_objects(url)
+    strange = ["segments/x", "versions/readme.txt", "refs/UPPER.json", "refs/notes.txt"]
+    for name in strange:
+        objects.put(name, memoryview(b"mine"))
+    Remote(url).collect(age_s=0)
+    assert Remote(url).refs() == {"r": store.version("r").id}
+    assert [objects.size(name) for name in strange] == [4] * 4  # left alone
+    store.close()
+    with Store.open(tmp_path / "plots", read_only=True) as opened:
+        for call in (opened.push, opened.pull):
+            with pytest.raises(ReadOnly):
+                call("r", url)

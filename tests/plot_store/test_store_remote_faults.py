@@ -123,7 +123,7 @@ def test_a_pull(store: Store, other: Store, url: str, how: str, tmp_path: Path) 
             first.gc(orphan_age_s=0)
 
 
-@pytest.mark.parametrize("how", ["before", "after", "late"])
+@pytest.mark.parametrize("how", ["before", "after", "late", "half"])
 def test_a_collection(store: Store, url: str, how: str) -> None:
     lab.put(store, "r", lab.content(1))
     seeds = iter(range(10, 3000))
@@ -175,9 +175,8 @@ with Store.open(folder, create=True) as store:
 """
 
 
+@pytest.mark.parametrize("url", ["folder", "s3"], indirect=True)
 def test_pushers_that_race_lose_nothing(store: Store, url: str, tmp_path: Path) -> None:
-    if url.startswith("memory"):
-        pytest.skip("memory is of one process")
     turns = 12
     first = lab.put(store, "r", lab.content(1))
     store.push("r", url)
