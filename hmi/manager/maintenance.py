@@ -51,8 +51,8 @@ class Maintenance:
         """`pinned` returns the versions that models and live jobs depend on."""
         self._parts, self._pinned = parts, pinned
         self._settled: dict[str, str] = {}
-        """The version of each domain that housekeeping need not look at again. Each is compacted once: the store
-        may leave it as it is if there is too little to gain."""
+        """The version of each domain that housekeeping need not look at again. Each is compacted once: the
+        store may leave it as it is if there is too little to gain."""
 
     def housekeeping(self) -> None:
         """Check the catalogue, and queue the compaction of every domain that needs it."""
