@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,9 @@ from hmi_kernels.lookup import reference
 from hmi_kernels.lookup.layout import DTYPES, Window, roles
 
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
-from plot_store.catalogue import places
+from tests.pieces import Piece, files, piece, replace
 
+__all__ = ["Piece", "files", "piece", "replace"]  # as `lab.piece`
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, DIM = 12, 20
 Content = dict[int, tuple[np.ndarray, np.ndarray]]
@@ -131,50 +131,6 @@ def check(store: Store) -> None:
     report = store.verify()
     assert report.ok, report.damages
     assert not store.gc(dry_run=True, orphan_age_s=-60).orphans
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The bytes of one segment in its file, to be damaged."""
-
-    name: str  # of the segment
-    file: Path
-    at: int
-    size: int
-
-    def read_bytes(self) -> bytes:
-        return self.file.read_bytes()[self.at : self.at + self.size]
-
-    def write_bytes(self, data: bytes) -> None:
-        """Put other bytes there. If there are fewer, the file ends with them."""
-        before = self.file.read_bytes()
-        after = before[self.at + self.size :] if len(data) == self.size else b""
-        replace(self.file, before[: self.at] + data + after)
-
-    def flip(self, at: int, bit: int = 0) -> None:
-        """Flip one bit."""
-        data = bytearray(self.read_bytes())
-        data[at] ^= 1 << bit
-        self.write_bytes(bytes(data))
-
-
-def replace(file: Path, data: bytes) -> None:
-    """Replace a file by other bytes; a process that has mapped the old file still sees the old bytes."""
-    beside = file.with_name("beside")
-    beside.write_bytes(data)
-    beside.replace(file)
-
-
-def piece(store: Store, name: str) -> Piece:
-    """The bytes of a segment in the store's files."""
-    info = next(s for ref in store.refs() for v in store.history(ref) for s in v.segments if s.name == name)
-    place = store._env().places([info])[name]
-    return Piece(name, store.path / "segments" / place.file, place.at, info.bytes)
-
-
-def files(store: Store, names: Iterable[str]) -> set[str]:
-    """The names of the files in which these segments lie."""
-    return store._env().catalogue.read(lambda txn: {places.find(txn, name).file for name in names})
 
 
 def child(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,8 @@ from hmi.cli.framework.output import notes
 from hmi.cli.framework.session import CliSession
 
 SECTIONS = (
-    "lookup, peers, cold, index, bulk, publish, deep, appends, live or walks. Repeatable.  [default: all]"
+    "lookup, peers, cold, index, bulk, publish, deep, appends, walks, domains or live. Repeatable.  "
+    "[default: all]"
 )
 
 

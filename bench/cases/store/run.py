@@ -8,20 +8,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.store import appends, deep, live, peers, reading, walks, writing
+from bench.cases.store import appends, deep, domains, live, peers, reading, walks, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
 from bench.harness.report import Figure, known
 from hmi.errors import StorageFull
 from hmi.model.memory import memory_left
 
-SECTIONS = ("lookup", "peers", "cold", "index", "bulk", "publish", "deep", "appends", "live", "walks")
+SECTIONS = (
+    "lookup",
+    "peers",
+    "cold",
+    "index",
+    "bulk",
+    "publish",
+    "deep",
+    "appends",
+    "live",
+    "walks",
+    "domains",
+)
 COPIES = {"lookup": 1.0, "peers": 3.5, "cold": 0.0}
 """Sections that read the chain, and their rows in memory in multiples of the chain's bytes."""
 BULK_KEYS = 2_000_000
 """The greatest number of keys of a bulk build, which is repeated; more would only take longer."""
 DEEP_KEYS = 400_000
 """The greatest number of keys of a deep chain's root."""
+DOMAINS = 10_000
+"""The greatest number of domains that are open together."""
 APPENDS = 1_400
 """The greatest number of appends to one ref."""
 MEMORY_SHARE = 0.8
@@ -88,6 +102,9 @@ def _measured(plan: StorePlan, folder: Path, report: Callable[[str], None]) -> I
     if "walks" in plan.sections:
         report("a catalogue of many refs")
         yield from walks.measure(folder / "walks", plan.keys, plan.long_runs)
+    if "domains" in plan.sections:
+        report("many domains")
+        yield from domains.measure(folder / "domains", max(200, min(plan.keys // 100, DOMAINS)), plan.runs)
     if "live" in plan.sections:
         report("a reader beside publications")
         yield from live.measure(folder / "live", plan.phase_s, plan.phases)

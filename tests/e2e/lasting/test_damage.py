@@ -16,7 +16,9 @@ from hmi.engine import TextRequest
 from hmi.errors import Damaged
 from hmi.model import checked
 from hmi.model.sources.root import load_root
+from plot_store import Store
 from tests.e2e.conftest import Home
+from tests.pieces import piece
 
 MOOD = ModelId("acme", "mood")
 
@@ -182,20 +184,21 @@ def test_a_damaged_module_is_told_by_its_model_and_stops_no_other(
 
 def test_a_damaged_row_is_told_by_its_domain(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     version = home.manager.plots.version(home.manager.registry.model(MOOD).live.plot_version)
-    paths = [home.settings.data / "plots" / "segments" / s.name for s in version.segments if s.kind == "rows"]
-    intact = [path.read_bytes() for path in paths]
-    for path, raw in zip(paths, intact, strict=True):
-        path.write_bytes(raw[:4096] + every_byte(raw, 3)[4096:])
+    with Store.open(home.settings.data / "plots") as store:
+        pieces = [piece(store, s.name) for s in version.segments if s.kind == "rows"]
+    intact = [each.read_bytes() for each in pieces]
+    for each, raw in zip(pieces, intact, strict=True):
+        each.write_bytes(raw[:4096] + every_byte(raw, 3)[4096:])
     try:
         error, _ = asyncio.run(all_at_once(home, [MOOD]))
     finally:
-        for path, raw in zip(paths, intact, strict=True):
-            path.write_bytes(raw)
+        for each, raw in zip(pieces, intact, strict=True):
+            each.write_bytes(raw)
     assert isinstance(error, Damaged), error
     domain = version.ref
     assert f"the PLOT of {domain}, which version 1 of model {MOOD} reads, is damaged" in error.message
     logged = [record.getMessage() for record in caplog.records if record.name == "hmi.engine"]
-    assert any(path.name in line for path in paths for line in logged), "the operator finds the file"
+    assert any(each.name in line for each in pieces for line in logged), "the operator finds the file"
 
 
 def test_an_unexpected_error_keeps_its_traceback(

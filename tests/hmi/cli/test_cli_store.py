@@ -18,10 +18,11 @@ from hmi.cli.framework.output import size
 from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.model.sources.root import Root, save_root
-from plot_store import Schema
+from plot_store import Schema, Store
 from tests.hmi.labs.api_world import hmi
 from tests.hmi.labs.manager_lab import add_model, add_root, publish_plot
 from tests.hmi.labs.server_lab import REPO, ready, serving
+from tests.pieces import piece
 from tests.waiting import wait_until
 
 UPDATES = 4
@@ -81,10 +82,9 @@ def test_scrub_and_verify_name_what_is_damaged(data: Path, capsys: pytest.Captur
     assert sound["problems"] == []
     assert sound["segments"] > UPDATES
     assert shown(capsys, "store", "scrub", "tiny", "--data", data)["versions"] == 1
-    segment = next((data / "plots" / "segments").glob("*.rows"))
-    raw = bytearray(segment.read_bytes())
-    raw[4100] ^= 1
-    segment.write_bytes(raw)
+    with Store.open(data / "plots") as store:
+        segment = next(s for s in store.version("tiny").segments if s.kind == "rows")
+        piece(store, segment.name).flip(4100)
     for command in ("scrub", "verify"):
         told = hmi(capsys, "store", command, "--data", data, code=1)
         assert segment.name in told.replace("\n", "")

@@ -29,9 +29,10 @@ from hmi.execution.decoding.writing import Answer
 from hmi.manager import Manager
 from hmi.model.tenant.modules import LowRankLayer, TenantModule
 from hmi.model.text.sampling import Sampling
-from plot_store import Reader
+from plot_store import Reader, Store
 from tests.hmi.labs.api_world import World
 from tests.hmi.labs.writing_lab import PROMPT, publish, server, writing, written
+from tests.pieces import piece
 
 ONE, TWO, BETA = (ModelId.parse(name) for name in ("acme.one", "acme.two", "beta.one"))
 
@@ -216,18 +217,16 @@ async def test_damage_is_told_by_its_domain_and_the_log_names_the_file(
     writing_data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At a look-up, and where the PLOT is opened."""
-    manager = Manager(Settings(data=writing_data, job_workers=0))
-    segments = manager.plots.version("tiny/news").segments
-    manager.close()
+    with Store.open(writing_data / "plots") as store:
+        pieces = [piece(store, s.name) for s in store.version("tiny/news").segments]
 
     def flip(kind: str, at: slice) -> list[str]:
-        names = [s.name for s in segments if s.kind == kind]
-        for name in names:
-            path = writing_data / "plots" / "segments" / name
-            changed = bytearray(path.read_bytes())
+        chosen = [each for each in pieces if each.name.endswith(kind)]
+        for each in chosen:
+            changed = bytearray(each.read_bytes())
             changed[at] = bytes(byte ^ 0x15 for byte in changed[at])
-            path.write_bytes(changed)
-        return names
+            each.write_bytes(changed)
+        return [each.name for each in chosen]
 
     told = "the PLOT of tiny/news, which version 1 of model acme.one reads, is damaged: restore it"
     files = flip("rows", slice(4096, -64))

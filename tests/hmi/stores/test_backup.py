@@ -324,9 +324,9 @@ def test_a_backup_without_a_lost_segment_has_the_others(
 ) -> None:
     publish_plot(filled, "tiny/b")
     lost, *others = sorted((filled.settings.data / "plots" / "segments").iterdir())
-    assert others, "there must be a segment that is linked again at the second try"
+    assert others, "there must be a file that is linked again at the second try"
     lost.unlink()
-    assert made(filled, target).remarks == (f"segment {lost.name} of the PLOT store is missing",)
+    assert made(filled, target).remarks == (f"file {lost.name} of the PLOT store's segments is missing",)
     again = restored(target, tmp_path / "new")
     assert {path.name for path in (tmp_path / "new" / "plots" / "segments").iterdir()} == {
         p.name for p in others

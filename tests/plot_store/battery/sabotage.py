@@ -11,7 +11,7 @@ from typing import Any, Final
 import lmdb
 
 from plot_store.care import gc
-from plot_store.catalogue import changes, version_tree
+from plot_store.catalogue import changes, places, version_tree
 from plot_store.catalogue.catalogue import Catalogue, CatalogueTxn
 from plot_store.database import database
 from plot_store.ground import files
@@ -56,7 +56,13 @@ def collection_reversed() -> None:
     real = gc.collect
 
     def call(environment: Any, *arguments: Any, **options: Any) -> Any:
-        for name in real(environment, *arguments, **{**options, "dry_run": True}).segments:
+        dead = set(real(environment, *arguments, **{**options, "dry_run": True}).segments)
+
+        def doomed(txn: CatalogueTxn) -> set[str]:
+            live = version_tree.named_segments(txn) - dead
+            return {places.find(txn, s).file for s in dead} - {places.find(txn, s).file for s in live}
+
+        for name in environment.catalogue.read(doomed):
             os.unlink(environment.folder / name)
         return real(environment, *arguments, **options)
 
