@@ -19,6 +19,7 @@ from hmi.config import Settings
 from hmi.manager import Manager
 from hmi.model.sources.root import Root, save_root
 from plot_store import Schema, Store
+from plot_store.writing import writer
 from tests.hmi.labs.api_world import hmi
 from tests.hmi.labs.manager_lab import add_model, add_root, publish_plot
 from tests.hmi.labs.server_lab import REPO, ready, serving
@@ -30,15 +31,20 @@ UPDATES = 4
 
 @pytest.fixture
 def data(tmp_path: Path, tiny_root: Root, tiny_source: Path) -> Path:
-    """A data folder with a root, a domain of several updates, and a model on the domain's first version."""
+    """A data folder with a root, a domain of several updates, and a model on the domain's first version.
+
+    The updates were not merged, as by releases that left that to compactions.
+    """
     manager = Manager(Settings(data=tmp_path / "d", job_workers=0))
     add_root(manager)
     (tmp_path / "d" / "roots" / "tiny" / "r1").rmdir()
     save_root(tmp_path / "d" / "roots" / "tiny" / "r1", tiny_root, tiny_source / "tokenizer.json")
     manager.create_tenant("acme")
     add_model(manager, "acme.m", publish_plot(manager, "tiny/news", "b0"))
-    for number in range(1, UPDATES + 1):
-        extend(manager, "tiny/news", number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "MAX_RUNS", UPDATES + 2)
+        for number in range(1, UPDATES + 1):
+            extend(manager, "tiny/news", number)
     manager.close()
     return tmp_path / "d"
 
@@ -47,9 +53,9 @@ def extend(manager: Manager, domain: str, number: int) -> None:
     """An update: one more small segment on top of the current version."""
     with manager.plots.writer(
         domain, schema=Schema(dim=4, vocab=50), build=f"u{number}", extend=True
-    ) as writer:
-        writer.add(1, np.array([[number + 10]], np.uint32), np.full((1, 3, 4), number, np.float32))
-        writer.publish(meta={"root_version": "r1", "alpha": 30.0, "report": {}})
+    ) as update:
+        update.add(1, np.array([[number + 10]], np.uint32), np.full((1, 3, 4), number, np.float32))
+        update.publish(meta={"root_version": "r1", "alpha": 30.0, "report": {}})
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
