@@ -2,7 +2,7 @@
 
 plot-remote.json       the format, and an id of the place
 refs/<ref>.json        a ref: its current version, and pushes under way; changed by compare-and-swap alone
-versions/<id>.json.zst a manifest; it is put after its segments and after its ancestors' manifests
+versions/<id>.json.zst a manifest; it is put after its segments, and removed before them
 segments/<name>        a segment, as its file is
 collecting.json        there while a collection runs
 """
@@ -53,8 +53,8 @@ class RemoteRef:
     pushing: tuple[Push, ...] = ()
 
     def begun(self, push: Push) -> RemoteRef:
-        """Return the ref with one more push under way."""
-        return replace(self, pushing=(*self.pushing, push)[-MAX_PUSHES:])
+        """Return the ref with this push under way."""
+        return self if self.has(push.push) else replace(self, pushing=(*self.pushing, push)[-MAX_PUSHES:])
 
     def without(self, pushes: set[str]) -> RemoteRef:
         """Return the ref without these pushes."""

@@ -1,7 +1,7 @@
 """Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
 
-What is new is put first: each version's segments, then its manifest, the root's first. So a manifest that is
-there has its segments and its ancestors there. The ref moves last, in one conditional put. Wherever a push
+What is new is put first: each version's segments, then its manifest. So a manifest that is there has its
+segments there. The ref moves last, in one conditional put. Wherever a push
 ends, the remote's ref is either the old one or the new one, and whole.
 """
 

@@ -40,7 +40,8 @@ def change(
 ) -> RemoteRef | None:
     """Change a ref by compare-and-swap, until no other change came in between. Returns what it is then.
 
-    changed: called with what is there; None leaves it, and it may raise. Raises Conflict, Damaged,
+    changed: called with what is there; None leaves it, and it may raise. A library that repeats a request may
+    find its own first one done, so `changed` has to know its own work. Raises Conflict, Damaged,
     FormatTooNew, StoreIO; after a StoreIO the change may have been made, or may still be.
     """
     name = fmt.ref_name(ref)
@@ -52,8 +53,6 @@ def change(
             return old
         if objects.swap(name, fmt.dump_ref(new), None if found is None else found[1]):
             return new
-        if (again := read_ref(objects, ref)) == new:  # a repeated request found its own first one done
-            return again
     raise Conflict(
         f"{ref} at {objects.place} changes all the time: let fewer processes push it, then try again"
     )
