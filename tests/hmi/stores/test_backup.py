@@ -322,7 +322,7 @@ def test_what_the_folder_has_lost_is_told(filled: Manager, target: Target) -> No
 def test_a_backup_without_a_lost_segment_has_the_others(
     filled: Manager, target: Target, tmp_path: Path
 ) -> None:
-    publish_plot(filled, "tiny/b")
+    publish_plot(filled, "tiny/b", "other")
     lost, *others = sorted((filled.settings.data / "plots" / "segments").iterdir())
     assert others, "there must be a file that is linked again at the second try"
     lost.unlink()
