@@ -67,12 +67,13 @@ def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[s
     if not wanted:
         return Swept((), ())
 
-    def find(txn: CatalogueTxn) -> tuple[Seen, list[_Segment | _File]]:
-        named = version_tree.named_segments(txn)
+    def find(txn: CatalogueTxn) -> tuple[Seen, list[_Segment | _File], set[str]]:
+        named = version_tree.named_segments(txn) & {item.name for item in wanted}
         left = [item for item in wanted if not item.is_needed(txn, named)]
-        return changes.look(txn, (version_tree.BUILD,)), left
+        return changes.look(txn, (version_tree.BUILD,)), left, named
 
-    seen, left = environment.catalogue.read(find)
+    # named: of a file whose segment lies elsewhere, too. An import may bring the segment back to it, and end.
+    seen, left, named = environment.catalogue.read(find)
 
     def remove_some(txn: CatalogueTxn) -> tuple[int, Swept, Seen, set[str]]:
         changed = changes.since(txn, seen)
@@ -92,7 +93,7 @@ def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[s
                 unlinked.append(file)
         return done, Swept(tuple(gone), tuple(unlinked)), changes.with_own(txn, changed.seen, own), live
 
-    found, named = Swept((), ()), set[str]()  # what was named since the snapshot
+    found = Swept((), ())
     while left:
         done, some, seen, named = environment.write_freeing(remove_some)
         found = Swept(found.segments + some.segments, found.files + some.files)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import plotlab as lab
@@ -16,6 +16,7 @@ from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
 from plot_store.care import gc
 from plot_store.catalogue import changes
 from plot_store.catalogue.catalogue import FORMAT, CatalogueTxn
+from plot_store.environment.environment import Environment
 
 
 def files(store: Store) -> set[str]:
@@ -326,4 +327,30 @@ def test_a_collection_that_nobody_disturbs_compares_nothing_with_the_lock(
     monkeypatch.setattr(gc, "give_way", lambda: store.pin("r", "between"))
     assert len(store.gc(keep_versions=1).versions) == 2
     assert looks == [False, True, False]
+    lab.check(store)
+
+
+def test_a_file_to_which_an_import_brings_its_segment_back_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The import begins and ends between the snapshot of the sweep and the removal of the file."""
+    version = lab.put(store, "r", lab.content(1))
+    store.export("r", tmp_path / "r.plot")
+    name = version.segments[0].name
+    lab.piece(store, name).flip(5000)
+    store.import_archive(tmp_path / "r.plot")
+    assert lab.files(store, [name]) == {name}
+    lab.put(store, "r", lab.content(1))
+    assert lab.files(store, [name]) != {name}, "the segment's own file is of no use now"
+    lab.piece(store, name).flip(5000)
+    write = Environment.write_freeing
+
+    def later(environment: Environment, body: Callable[[CatalogueTxn], object]) -> object:
+        monkeypatch.setattr(Environment, "write_freeing", write)
+        store.import_archive(tmp_path / "r.plot")
+        return write(environment, body)
+
+    monkeypatch.setattr(Environment, "write_freeing", later)
+    store.gc()
+    assert lab.files(store, [name]) == {name}
     lab.check(store)
