@@ -345,6 +345,6 @@ def _files(environment: Environment, plan: _Plan, oldest: float) -> tuple[dict[s
                 elif status.st_mtime < oldest:
                     found[entry.name] = status.st_size
                     orphans.add(entry.name)
-    # A shared file that a crash or someone else removed: what is recorded of it goes, too.
-    found.update(dict.fromkeys(filter(places.is_shared, plan.doomed - found.keys()), 0))
+    # A shared file that is not there, after a crash say: its record goes.
+    found |= {name: 0 for name in plan.doomed - found.keys() if not names.is_segment(name)}
     return found, orphans

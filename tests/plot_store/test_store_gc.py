@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import plotlab as lab
@@ -353,4 +354,18 @@ def test_a_file_to_which_an_import_brings_its_segment_back_stays(
     monkeypatch.setattr(Environment, "write_freeing", later)
     store.gc()
     assert lab.files(store, [name]) == {name}
+    lab.check(store)
+
+
+def test_the_record_of_a_file_that_was_lost_goes(store: Store, tmp_path: Path) -> None:
+    """Nothing lies in it any more. A crash between its removal and the commit leaves the same."""
+    lab.put(store, "r", lab.content(1))
+    store.export("r", tmp_path / "r.plot")
+    (lost,) = (store.path / "segments").iterdir()
+    lost.unlink()
+    store.import_archive(tmp_path / "r.plot")
+    (kept,) = (store.path / "segments").iterdir()
+    assert kept.name != lost.name
+    assert store.gc(dry_run=True) == replace(store.gc(), dry_run=True)
+    assert store._env().catalogue.read(lambda txn: txn.keys("file/")) == [kept.name]
     lab.check(store)
