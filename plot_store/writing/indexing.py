@@ -84,7 +84,8 @@ def plan(
             if merge is None and count:
                 merge = merge_newest(environment, base, order, count, runs, most=1 - together)
             if merge is not None:
-                copies = () if order in given else merge.rows()
+                pieces = () if order in given else merge.pieces()
+                copies: Iterable[Bytes] = (copied for _, copied in pieces)
                 if rest is not None and together:
                     copies, rest = chain(copies, [rest]), None
                 own = [*merge.large, *new.copies(order, copies), *own]

@@ -46,10 +46,6 @@ class Merge:
         names = [segment.name for segment in self.small]
         return self.entries.pieces(self.order, names, self.entries.table(self.indexes))
 
-    def rows(self) -> Iterator[Bytes]:
-        """Yield the rows of `pieces`."""
-        return (rows for _, rows in self.pieces())
-
 
 def merge_of(
     entries: OwnEntries,
