@@ -1,4 +1,4 @@
-"""Objects in a folder of this machine. A lock on a file makes the conditional put one step."""
+"""Objects in a folder of this machine. While a conditional put runs, it holds a lock on a file."""
 
 from __future__ import annotations
 
