@@ -51,8 +51,8 @@ class Maintenance:
         """`pinned` returns the versions that models and live jobs depend on."""
         self._parts, self._pinned = parts, pinned
         self._settled: dict[str, str] = {}
-        """The version of each domain that housekeeping need not look at again. Each is compacted once: the
-        store may leave it as it is if there is too little to gain."""
+        """The version of each domain at which housekeeping has looked. It looks once, since a compaction may
+        leave a version as it is, if there is too little to gain."""
 
     def housekeeping(self) -> None:
         """Check the catalogue, and queue the compaction of every domain that needs it."""
@@ -116,7 +116,7 @@ class Maintenance:
 
     def on_disk(self) -> list[DomainOnDisk]:
         """Every domain's current version, by name."""
-        below: dict[str | None, int] = {None: 0}  # the length of the chain from each parent on
+        below: dict[str | None, int] = {None: 0}  # the length of each parent's chain
         rows = []
         with plot_errors():
             for domain, version in sorted(self._refs().items()):

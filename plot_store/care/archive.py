@@ -116,8 +116,10 @@ def _is_present(txn: CatalogueTxn, tip: VersionInfo) -> bool:
     Raises Conflict if the ref's current version is not the one that this version replaced.
     """
     record = version_tree.get_ref(txn, tip.ref)
-    if record is None or tip.id in record.versions:
-        return record is not None
+    if record is None:
+        return False
+    if tip.id in record.versions:
+        return True
     if record.current != tip.previous:
         raise Conflict(
             f"{tip.ref} is at version {record.current}, which the exported one does not follow: import with "

@@ -242,7 +242,7 @@ def _plan(txn: CatalogueTxn, in_use: set[str], policy: GcPolicy, now: float) -> 
     lie_in = places.recorded(txn)
     lost, strays = of_dead - of_live, lie_in.keys() - of_live - of_dead
     needed = {lie_in.get(name, name) for name in of_live}
-    # A file is needed no more, too, if its segments were published again and lie elsewhere now.
+    # Nor is a file needed whose segments were published again and now lie elsewhere.
     doomed = {*txn.keys(places.FILE), *lie_in, *(lie_in.get(name, name) for name in lost | strays)} - needed
     return _Plan(
         tuple(steps), frozenset(lost), frozenset(strays), frozenset(doomed), frozenset(needed), kept, seen
@@ -327,10 +327,9 @@ def _builds(txn: CatalogueTxn, reasons: Reasons, policy: GcPolicy, now: float) -
 
 
 def _files(environment: Environment, plan: _Plan, oldest: float) -> tuple[dict[str, int], set[str]]:
-    """Return the sizes of the files that go, by name, and which of these are orphans: old, and no record has
-    named them.
+    """Return the sizes of the files that go, by name, and the names of the orphans among them.
 
-    Files whose names the store does not use are never touched.
+    An orphan is old, and no record names it. Files whose names the store does not use are never touched.
     """
     found, orphans = dict[str, int](), set[str]()
     with os.scandir(environment.folder) as entries:

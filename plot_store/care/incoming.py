@@ -1,4 +1,4 @@
-"""Bringing versions with their segments into a store, whichever source has them. Atomic and idempotent."""
+"""Bringing versions with their segments into a store, from any source. Atomic and idempotent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _TOUCH_EVERY_S: Final = 60.0
 
 
 class Source(Protocol):
-    """Where segments come from. Each is asked for once, in the order of `segments_of`."""
+    """Where segments come from. The caller asks for each once, in the order of `segments_of`."""
 
-    cure: str  # what to do if its bytes are wrong
+    cure: str  # for a message: what to do if the source's bytes are wrong
 
     def chunks(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a segment, `size` in all. The first chunk holds its header. Raises Damaged."""
@@ -51,12 +51,12 @@ def bring_in(
     progress: Progress | None,
     trusted: Sequence[VersionInfo] = (),
 ) -> VersionInfo:
-    """Bring a chain of versions into the store, nearest first, and publish them. Returns the first.
+    """Bring a chain of versions into the store and publish them. Returns the first.
 
-    Nothing changes, and nothing is read, if the store already has them intact; damaged or missing segments
-    are restored. present: says whether the first one's ref has it already, and raises Conflict if it must
-    not get it. trusted: versions of this store, whose files are not read again. Raises Damaged, Conflict,
-    StoreFull, StoreIO, and what the source raises; nothing is left then.
+    versions: nearest first. If the store has all of them intact, nothing changes, and the source is not read.
+    Damaged or missing segments are restored. present: returns whether the first version's ref has it already;
+    raises Conflict if the ref must not get it. trusted: versions of this store; their files are not read
+    again. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source raises; nothing is left then.
     """
     known = {info.name: info for version in trusted for info in version.segments}
     listed = segments_of(versions)
@@ -154,11 +154,9 @@ class _ImportBuild:
 
     def take(self, info: SegmentInfo, version: VersionInfo, source: Source, count: ProgressBytes) -> None:
         """Take one segment from the source, keeping the store's own file if it is intact."""
-        sound = _is_sound(self._environment, info)
-        if not sound or not self._environment.catalogue.write(lambda txn: self._share(txn, info)):
+        if not (_is_sound(self._environment, info) and self._share([info])):
             self._write(info, version, source, count)
             return
-        self._record = self._with(info)  # before `watch`, which may write the record
         left = info.bytes
         for chunk in source.skipped(info.name, info.bytes):
             left -= len(chunk)
@@ -169,34 +167,32 @@ class _ImportBuild:
 
     def share(self, infos: list[SegmentInfo], count: ProgressBytes) -> dict[str, SegmentInfo]:
         """Register the store's own files of trusted versions. Returns those that are there, by name."""
-
-        def body(txn: CatalogueTxn) -> BuildRecord:
-            builds.still_ours(txn, self.build, self._record)
-            record = self._with(*(info for info in infos if self._environment.holds(txn, info)))
-            version_tree.put_build(txn, self.build, record)
-            return record
-
-        if infos:
-            self._record = self._environment.catalogue.write(body)
-        for info in self._record.segments:
+        shared = self._share(infos)
+        for info in shared:
             count.add(info.bytes)
-        return {info.name: info for info in self._record.segments}
+        return {info.name: info for info in shared}
 
     def _with(self, *infos: SegmentInfo) -> BuildRecord:
         return replace(self._record, segments=(*self._record.segments, *infos), touched=time.time())
 
-    def _share(self, txn: CatalogueTxn, info: SegmentInfo) -> bool:
-        """Register the store's own file. Returns False if it is gone.
+    def _share(self, infos: list[SegmentInfo]) -> list[SegmentInfo]:
+        """Register the store's own files of these segments. Returns the segments that are there.
 
-        Once this transaction names the file, no sweep removes it. The import verifies it at the end.
+        Once the transaction names a segment, no sweep removes it.
         """
-        if not self._environment.holds(txn, info):
-            return False
-        builds.still_ours(txn, self.build, self._record)
-        # The file may be an orphan whose rename was never synced.
-        files.sync_folder(self._environment.folder)
-        version_tree.put_build(txn, self.build, self._with(info))
-        return True
+
+        def body(txn: CatalogueTxn) -> list[SegmentInfo]:
+            builds.still_ours(txn, self.build, self._record)
+            there = [info for info in infos if self._environment.holds(txn, info)]
+            if there:
+                # A file may be an orphan whose rename was never synced.
+                files.sync_folder(self._environment.folder)
+                version_tree.put_build(txn, self.build, self._with(*there))
+            return there
+
+        there = self._environment.catalogue.write(body) if infos else []
+        self._record = self._with(*there)  # before `watch`, which may write the record
+        return there
 
     def _write(self, info: SegmentInfo, version: VersionInfo, source: Source, count: ProgressBytes) -> None:
         """Write one segment from the source. Raises Damaged, Conflict, StoreFull, StoreIO."""

@@ -1,7 +1,8 @@
 """The version of a ref on which this store and a remote last agreed, by a push or a pull.
 
-If the remote still has it, this store has seen all that a push replaces. If the ref still has it, this store
-has published nothing that a pull would replace. A ref that is deleted loses the record.
+If the remote's ref is still at this version, this store has seen all that a push replaces. If the store's own
+ref is still at it, the store has published nothing that a pull would replace. A deletion of the ref removes
+the record.
 """
 
 from __future__ import annotations

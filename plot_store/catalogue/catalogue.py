@@ -33,9 +33,9 @@ class CatalogueTxn:
 
     @property
     def commit(self) -> int:
-        """The number of the last commit that this transaction sees. Each commit of any process is one more.
+        """The number of the last commit that this transaction sees. Each commit of any process adds one.
 
-        Numbers of one store in two openings have nothing to do with each other: a copy begins anew.
+        Do not compare it with a number from an earlier opening: a copy of a store counts anew.
         """
         return int(self._raw.id()) - self._writes  # a write transaction has the number of its own commit
 

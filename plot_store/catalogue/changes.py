@@ -2,9 +2,8 @@
 
 A caller analyses a snapshot in a read transaction. Its write transactions then look only at what differs:
 records of the given prefixes whose bytes are new, and versions that did not exist. Finding these compares
-bytes and parses nothing, and takes no time if nothing was committed. An unchanged record means what it meant
-at the snapshot, since no record is interpreted by the time of day alone except in the direction of ending (a
-lease expires, a version ages).
+bytes and parses nothing. It takes no time if nothing was committed. An unchanged record means what it meant
+at the snapshot, or less: time alone only ends what a record keeps (a lease expires, a version ages).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Seen:
     prefixes: tuple[str, ...]
     raw: dict[bytes, bytes]  # the stored bytes of each record, by key
     versions: frozenset[bytes]  # keys of the manifests
-    commit: int  # the last commit that it saw, or its own
+    commit: int  # the last commit that the transaction saw; its own if it wrote
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ def since(txn: CatalogueTxn, seen: Seen) -> Changes:
 
 
 def with_own(txn: CatalogueTxn, seen: Seen, keys: Iterable[str]) -> Seen:
-    """Return `seen`, of this transaction, after it itself wrote or removed the records of these keys.
+    """Return what this transaction has seen once it has itself written or removed the records of these keys.
 
-    What it wrote is no news later. A version that it removed is, if it comes back.
+    What it wrote is no change later. A version that it removed is one if it comes back. seen: of this
+    transaction.
     """
     stored = {key.encode(): txn.raw(key) for key in keys}
     written = {key: raw for key, raw in stored.items() if raw is not None}

@@ -1,8 +1,8 @@
 """Where the bytes of segments lie: a record for each segment of a shared file, and one for each such file.
 
-A segment without a record is the file of its own name, as every segment was before format 5. A place is no
-part of a version, so a segment may move without a change of any manifest. Segments whose records are gone
-leave their bytes in the file until nothing in it is needed.
+A segment without a record lies in the file of its own name, as every segment did before format 5. A manifest
+does not name a place, so a segment may move while all manifests stay as they are. When a segment's record is
+removed, its bytes stay in the file until no segment there is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All refs at once: their current versions, which have moved, and which fall back on one of them.
 
-A ref that has not moved is recognised by its record's bytes, so going through all refs again parses only what
-is new. Where refs fall back follows from their current versions alone, since versions never change.
+A ref's record names the current version at a fixed place, so a second look at all refs parses only those that
+have moved. Versions never change, so a ref's current version alone decides on which refs it falls back.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Dependants:
 def dependants(txn: CatalogueTxn, ref: str, before: Dependants | None = None) -> Dependants:
     """Return the refs whose current version falls back, at any distance, on a version of this ref.
 
-    before: what an earlier transaction saw; then only what has moved since is looked at. Raises Damaged,
-    NotFound, Invalid (no such ref).
+    before: what an earlier transaction saw. With it, only refs that have moved since are looked at. Raises
+    Damaged, NotFound, Invalid (no such ref).
     """
     version_tree.need_ref(txn, ref)
     if before is None:
@@ -88,7 +88,7 @@ def unused(txn: CatalogueTxn, ref: str, before: Dependants | None = None) -> Dep
 def delete(txn: CatalogueTxn, ref: str, found: Dependants, *, anew: bool) -> bool:
     """Remove a ref that was `unused`. Returns False, and does nothing, if something was committed since then.
 
-    anew: look at what has moved instead. Raises InUse, NotFound; Damaged.
+    anew: look again at the refs that have moved, instead of returning False. Raises InUse, NotFound, Damaged.
     """
     if anew:
         unused(txn, ref, found)

@@ -235,13 +235,13 @@ class Database:
     def generation(self) -> int:
         """Return a number that grows with each committed change of any process.
 
-        What is read from here on has this change. LMDB's `info` may name one that nobody sees yet: while it
-        is being synced, and, if its process was killed then, until another one writes.
+        Every later transaction sees the change of this number. LMDB's `info` may name a change that nobody
+        sees yet: while it is being synced; and if its process is killed then, until another process writes.
         """
         return self._run(lambda raw: int(raw.id()), write=False)
 
     def check_place(self) -> None:
-        """Raises Closed if another file lies in the place of the open one, which nobody changes any more."""
+        """Raises Closed unless the open file still lies in its place. Elsewhere, nobody changes it."""
         if self._placed_file() != self._file:
             raise Closed(
                 f"the folder of {self._label.owner} was removed or replaced, perhaps by a restored copy: "

@@ -133,10 +133,10 @@ class Environment:
     def segment(self, info: SegmentInfo, schema: Schema, whole: bool = True) -> MappedSegment:
         """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO.
 
-        whole: of an index that is not wanted whole, only what it covers may be used, and only that is read.
+        whole: False reads of an index only which segments it covers, and only that may be used.
         """
         before, found = None, None
-        # A publication of the same content may move it, and gc then removes the old file.
+        # Meanwhile a publication of the same content may move the segment, and gc may remove the old file.
         while found is None and (place := self.places([info])[info.name]) != before:
             found, before = self.segments.get(info, schema, place, whole), place
         if found is None:

@@ -75,17 +75,17 @@ class _Branches(ABC):
         return self._env().catalogue.read(lambda txn: refs.heads(txn, prefix))
 
     def moved(self, seen: Mapping[str, str], timeout_s: float = 0.0) -> dict[str, str | None]:
-        """Return the refs that are not where `seen` has them, as soon as there is one; {} after `timeout_s`.
+        """Wait until refs are not where `seen` has them, and return those; {} after `timeout_s`.
 
-        seen: a version id for each ref, as `heads` returns and this call's answers change it. Returns the id
-        of a ref's current version, or None for a ref that is gone. So `seen` with all answers applied is what
-        was current at the last one, whatever processes did meanwhile and whether or not this one was there.
-        Of a ref that moves and comes back within POLL_S nothing may be told. While nothing is committed,
-        waiting costs some 0.1 ms each POLL_S.
+        seen: a version id for each ref, as `heads` returns them. Returns the id of each moved ref's current
+        version, or None for a ref that is gone. A caller who applies each answer to `seen` knows what was
+        current at the last one, whichever process made the changes, and also if this process did not run
+        meanwhile. A ref that moves and comes back within POLL_S may be left out. Waiting takes some 0.1 ms
+        each POLL_S while nothing is committed.
 
-        Raises Closed, within POLL_S, if this store is closed meanwhile, or if its folder is replaced by
-        another one, such as a snapshot; then open it again and go on with the same `seen`. Also raises
-        Invalid, Damaged, Forked, StoreIO.
+        Raises Closed, within POLL_S, if this store is closed meanwhile, or if another folder, such as a
+        snapshot, takes the place of its own. Then open the store again and go on with the same `seen`. Also
+        raises Invalid, Damaged, Forked, StoreIO.
         """
         if not isinstance(seen, Mapping):
             raise Invalid(f"seen = {seen!r} is not a dict of version ids by ref: pass what heads() returned")
@@ -171,8 +171,9 @@ class _Branches(ABC):
         lists them. Versions that are pinned or leased, or that others fall back on, stay readable by their
         id. Two refs that, after rollbacks, fall back on each other's older versions do not block each other.
 
-        The other refs are looked at before the write lock is taken. If something is committed in between,
-        what has moved is looked at again: without the lock, and after DELETE_TRIES in vain with it.
+        The call looks at the other refs before it takes the write lock. If something is committed in
+        between, it looks again at the refs that have moved. Only the last of DELETE_TRIES looks holds the
+        lock.
         """
         environment, found = self._env(), None
         for tries_left in reversed(range(DELETE_TRIES)):
@@ -293,12 +294,14 @@ class Store(_Branches):
     ) -> VersionInfo:
         """Publish a version that adds entries to the current one, and return it.
 
-        entries: {order: (n-grams, rows)}, as in `Writer.add`. An append writes a segment and an index for
-        each order. Once there are three indexes of an order, the next one is merged with small segments of
-        earlier appends. So a version has O(log n-grams) small segments, however many appends led to it, and a
-        row is copied O(log n-grams) times. build: the build's id; a new one by default. If other publications
-        come first, the entries are added to what these leave; the result's `previous` is the version on which
-        they landed, and they replace equal n-grams of it.
+        entries: {order: (n-grams, rows)}, as in `Writer.add`. build: the build's id; a new one by default. If
+        other publications come first, the entries are added to what these leave, and replace equal n-grams.
+        `previous` of the result is the version to which they were added.
+
+        An append writes a segment and an index for each order. If a version has three indexes of an order,
+        the next append merges the newest ones, and the small segments that these cover. So a version has
+        O(log n-grams) small segments, however many appends led to it, and a row is copied O(log n-grams)
+        times.
 
         Raises NotFound, Invalid, Conflict (meanwhile the ref was rolled back, or got another schema or
         parent), Damaged (rows to be merged), StoreFull, StoreIO; nothing is left then.
@@ -315,7 +318,7 @@ class Store(_Branches):
     ) -> VersionInfo | None:
         """Merge the small segments of a ref's current version and publish the same content as a new version.
 
-        Builds leave small segments, and appends the few that their own merges have not reached yet.
+        Builds leave small segments. Appends leave a few, which their own merges have not reached yet.
 
         An order is merged if more than max_segments of its segments are smaller than half of target_bytes.
         Returns None if no order is. Open readers keep their version; gc frees the old files later. The new
@@ -440,12 +443,13 @@ class Store(_Branches):
         """Send a ref's current version, with its ancestors, to object storage, and make it current there.
 
         url: a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
-        expect: replace this version of the remote, whatever it is. again: send everything, also what is
-        there, to repair a remote. progress(bytes of segments done, bytes in total).
+        expect: the version that the remote has; the push replaces it even if this store has not seen it.
+        again: send everything, also what is there, to repair a remote. progress(bytes of segments done, bytes
+        in total).
 
-        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO, and Conflict: the remote has a version that
-        this store has not seen, or a collection runs there. The remote's ref is unchanged then, except that
-        after a StoreIO it may have moved; push again.
+        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO. Raises Conflict if the remote has a version
+        that this store has not seen, or if a collection runs there. The remote's ref is unchanged then; only
+        after a StoreIO it may have moved: push again.
         """
         return push(self._env(), open_objects(url), ref, expect, again, progress)
 
@@ -454,10 +458,11 @@ class Store(_Branches):
     ) -> Transfer:
         """Fetch a ref's version from object storage, with its ancestors, and make it current here.
 
-        Only segments that the store lacks are fetched, and each is compared with the hash in its name.
-        Nothing changes if the ref is ahead of the remote. again: read the store's own files, too, and fetch
-        those that are damaged. progress: as in `push`. Raises NotFound, Invalid, Damaged, FormatTooNew,
-        StoreFull, StoreIO, and Conflict if both have moved since they last agreed; nothing changes then.
+        The call fetches only segments that the store lacks, and compares each with the hash in its name.
+        Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files, too,
+        and fetch those that are damaged. progress: as in `push`. Raises NotFound, Invalid, Damaged,
+        FormatTooNew, StoreFull, StoreIO; and Conflict if both refs have moved since they last agreed. Nothing
+        changes then.
         """
         return pull(self._env(), open_objects(url), ref, again, progress)
 

@@ -104,7 +104,7 @@ def entries_of(schema: Schema, segments: Iterable[SegmentInfo]) -> dict[int, int
 
 @dataclass(frozen=True)
 class VersionMeta:
-    """A version's `meta`, for callers that need it of many versions and nothing else."""
+    """A version's `meta`, for callers that need nothing else of many versions."""
 
     id: str
     ref: str
@@ -113,7 +113,7 @@ class VersionMeta:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a segment's bytes in this store. It is no part of a version: another store has another."""
+    """The place of a segment's bytes in this store. Another store may have it elsewhere."""
 
     file: str  # file name under segments/: the segment's own name, or "<digest>.pack"
     at: int = 0  # bytes before the segment in this file

@@ -119,7 +119,7 @@ def newest_rows(table: ops.LevelTable, segment: MappedSegment, rows: Bytes) -> N
 def open_entries(
     environment: Environment, version: VersionInfo, indexes: Sequence[SegmentInfo] | None = None
 ) -> OwnEntries:
-    """Map a version's own segments, or only some indexes and the rows that these cover.
+    """Map a version's own segments. indexes: map only these indexes and the rows that they cover.
 
     The caller must keep the version from collection. Raises Damaged, FormatTooNew, StoreIO.
     """

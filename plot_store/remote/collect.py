@@ -1,4 +1,4 @@
-"""Collection of what no ref of a remote needs. It and pushes keep out of each other's way; see `refs`."""
+"""Collection of what no ref of a remote needs. Collections and pushes do not overlap; see `refs`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def collect(objects: Objects, age_s: float, dry_run: bool, take_over: bool) -> R
     except BaseException:
         refs.end_collection(objects)
         raise
-    # A removal that fails may still be done later. So the place stays marked then, and pushes are refused.
+    # A failed removal may still be done later. Then the place stays marked, and pushes are refused.
     objects.remove(one.name for one in unneeded)
     refs.end_collection(objects)
     return _report(unneeded, dead, dry_run=False)
@@ -81,10 +81,10 @@ def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
 
 
 def _unneeded(objects: Objects, before: float) -> list[Listed]:
-    """Return the objects to remove, manifests first: older than a time, and needed by no ref.
+    """Return the objects that are older than a time and that no ref needs, manifests first.
 
-    Manifests that are younger stay, and with them what they need. Raises Damaged for a manifest that cannot
-    be read, since what it needs is not known then.
+    Younger manifests stay, with what they need. Raises Damaged if a manifest that a ref needs cannot be read,
+    since what it needs is not known then.
     """
     manifests = {one.name: one for one in objects.listed(fmt.VERSIONS)}
     wanted = {version for ref in all_refs(objects) for version in ref.versions}
@@ -110,7 +110,7 @@ def _is_ours(name: str) -> bool:
 def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> dict[str, VersionInfo]:
     """Return these versions and their ancestors, by id.
 
-    lenient: leave out what is missing or damaged, which no ref names. Raises Damaged, StoreIO.
+    lenient: leave out what is missing or damaged. Raises Damaged, StoreIO.
     """
     found: dict[str, VersionInfo] = {}
     waiting = list(ids)

@@ -1,4 +1,4 @@
-"""Objects in a folder of this machine. A lock on a file makes the conditional put one step."""
+"""Objects in a folder of this machine. While a conditional put runs, it holds a lock on a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Folder:
                 data = (self._folder / name).read_bytes()
             except FileNotFoundError:
                 return None
-        return data, _tag(data)
+        return data, xxhash.xxh3_128_hexdigest(data)
 
     def read(self, name: str, start: int, size: int) -> bytes | None:
         with self._errors(name):
@@ -103,7 +103,3 @@ class Folder:
     def _errors(self, name: str) -> Iterator[None]:
         with convert_os_errors(f"using {name} in {self.place}"):
             yield
-
-
-def _tag(data: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(data)

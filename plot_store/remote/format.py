@@ -47,9 +47,9 @@ class RemoteRef:
     """A ref of a remote."""
 
     ref: str
-    current: str | None  # None until the first push has ended
-    versions: tuple[str, ...]  # pushed last first; always holds current
-    generation: int  # how often current was set
+    current: str | None = None  # None until the first push has ended
+    versions: tuple[str, ...] = ()  # pushed last first; always holds current
+    generation: int = 0  # how often current was set
     pushing: tuple[Push, ...] = ()
 
     def begun(self, push: Push) -> RemoteRef:
@@ -69,11 +69,6 @@ class RemoteRef:
         others = [v for v in self.versions if v != version]
         versions = (version, *others)[:KEPT_VERSIONS]
         return replace(self, current=version, versions=versions, generation=self.generation + 1)
-
-
-def new_ref(ref: str) -> RemoteRef:
-    """Return a ref before its first push."""
-    return RemoteRef(ref, None, (), 0)
 
 
 def ref_name(ref: str) -> str:

@@ -1,4 +1,4 @@
-"""What push and pull need of object storage: objects by name. A URL chooses the place."""
+"""What push and pull need from object storage: objects by name. A URL names the place."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Objects(Protocol):
         """Store an object, replacing one of this name."""
 
     def swap(self, name: str, data: bytes, tag: str | None) -> bool:
-        """Store a small object if the present one has this tag; with None, if there is none.
+        """Store a small object if the present one has this tag. tag None: store it if there is no object.
 
-        Returns False, and changes nothing, if it is otherwise. After an error the outcome is unknown.
+        Otherwise returns False and changes nothing. After an error the outcome is unknown.
         """
 
     def listed(self, below: str) -> Iterator[Listed]:

@@ -1,8 +1,7 @@
-"""Pull: a remote's version of a ref comes with its ancestors, as an import does.
+"""Pull: a store imports a remote's version of a ref, with its ancestors.
 
-Everything that comes is compared with the hash in its name, and nothing is published before all of it is
-there. Files that the store has are not fetched. So a pull that ends early leaves nothing, or loses only what
-was fetched for it.
+A pull fetches only what the store lacks, and compares it with the hash in its name. It publishes nothing
+before all of it is there. A pull that ends early changes nothing, and what it fetched is lost.
 """
 
 from __future__ import annotations
@@ -60,15 +59,17 @@ def _pull(
     def present(txn: CatalogueTxn) -> bool:
         return _is_present(txn, state, place, objects.place)
 
-    source = _Source(objects)
-    if environment.catalogue.read(
-        lambda txn: present(txn) and version_tree.need_ref(txn, ref).current != current
-    ):
-        return Transfer(environment.catalogue.read(lambda txn: version_tree.resolve(txn, ref)), 0, 0)
+    def ahead(txn: CatalogueTxn) -> VersionInfo | None:
+        mine = version_tree.resolve(txn, ref) if present(txn) else None
+        return None if mine is None or mine.id == current else mine
+
+    if (mine := environment.catalogue.read(ahead)) is not None:
+        return Transfer(mine, 0, 0)
     versions, own = _chain(environment, objects, current)
     if versions[0].ref != ref:
         raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
     trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
+    source = _Source(objects)
     bring_in(environment, versions, source, present, progress, trusted)
     environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, current))
     return Transfer(versions[0], source.segments, source.bytes)

@@ -1,8 +1,8 @@
 """Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
 
-What is new is put first: each version's segments, then its manifest. So a manifest that is there has its
-segments there. The ref moves last, in one conditional put. Wherever a push
-ends, the remote's ref is either the old one or the new one, and whole.
+A push puts each version's segments before its manifest. So a manifest that is there has its segments there.
+The ref moves last, in one conditional put. Wherever a push ends, the ref names the old version or the new
+one, and all that this version needs is there.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Work:
         mark = Push(uuid.uuid4().hex, time.time())
 
         def begin(found: RemoteRef | None) -> RemoteRef | None:
-            return (found or fmt.new_ref(self.ref)).begun(mark) if self._goes(found) else None
+            return (found or RemoteRef(self.ref)).begun(mark) if self._goes(found) else None
 
         def end(found: RemoteRef | None) -> RemoteRef | None:
             if found is None or not found.has(mark.push):
@@ -171,7 +171,7 @@ class _Work:
             self.lease.renew()
 
     def _unmark(self, mark: Push) -> None:
-        """Remove the mark, if that is possible; a collection removes one that stays."""
+        """Try to remove the mark. If that fails, a collection removes it later."""
         with contextlib.suppress(PlotStoreError):
             refs.change(
                 self.objects, self.ref, lambda found: None if found is None else found.without({mark.push})

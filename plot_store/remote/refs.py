@@ -1,9 +1,9 @@
 """A remote's refs: read, changed by compare-and-swap, and marked while a push is under way.
 
-A push marks its ref first, and then looks whether a collection runs; a collection says first that it runs,
-and then reads all marks. So of a push and a collection that meet, at least one sees the other. A collection
-may remove the mark of a push that seems dead. If that one lives after all, its last step finds the mark gone
-and changes nothing.
+A push first marks its ref, and then looks whether a collection runs. A collection first says that it runs,
+and then reads all marks. So if a push and a collection meet, at least one sees the other. A collection may
+remove the mark of a push that seems dead. If the push lives after all, its last step finds no mark and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plot_store.remote import format as fmt
 from plot_store.remote.format import RemoteRef
 from plot_store.remote.objects import Objects
 
-_TRIES = 100  # of one change: each is lost to a change of another, and all take one short request
+_TRIES = 100  # of one change; a try fails only if another change came first
 
 
 def read_ref(objects: Objects, ref: str) -> RemoteRef | None:
@@ -38,11 +38,12 @@ def need_ref(objects: Objects, ref: str) -> RemoteRef:
 def change(
     objects: Objects, ref: str, changed: Callable[[RemoteRef | None], RemoteRef | None]
 ) -> RemoteRef | None:
-    """Change a ref by compare-and-swap, until no other change came in between. Returns what it is then.
+    """Change a ref by compare-and-swap, until no other change comes in between. Returns the ref after it.
 
-    changed: called with what is there; None leaves it, and it may raise. A library that repeats a request may
-    find its own first one done, so `changed` has to know its own work. Raises Conflict, Damaged,
-    FormatTooNew, StoreIO; after a StoreIO the change may have been made, or may still be.
+    changed: gets what is there and returns what is to be there; None leaves the ref as it is. It may raise. A
+    library may repeat a request that was done, and then finds the ref changed, so `changed` must recognise
+    its own work. Raises Conflict, Damaged, FormatTooNew, StoreIO. After a StoreIO the change may be there, or
+    may still come.
     """
     name = fmt.ref_name(ref)
     for _ in range(_TRIES):
@@ -77,10 +78,10 @@ def need_place(objects: Objects) -> str:
 
 
 def make_place(objects: Objects) -> str:
-    """Return the id of a remote, making the place one if it is none. Raises Damaged, FormatTooNew, StoreIO.
+    """Return the id of a remote. If the place is none yet, make it one.
 
-    Also raises StoreIO if the place does not keep to the condition of a put: some servers ignore it, and two
-    writers would then lose each other's versions.
+    Raises Damaged, FormatTooNew, StoreIO. Also raises StoreIO if the place ignores the condition of a put, as
+    some servers do: two writers would lose each other's versions there.
     """
     found = objects.get(fmt.MARKER)
     if found is None:

@@ -39,9 +39,9 @@ class Remote:
         """Remove manifests and segments that no ref needs and that are older than `age_s` seconds.
 
         Each ref needs its current version, the seven pushed before it, and all their ancestors. Pushes are
-        refused meanwhile. A push that began longer ago than age_s is taken for dead; if it lives, it begins
-        anew. take_over: a collection that has not ended is dead. Raises Conflict (a push or a collection is
-        under way), NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
+        refused meanwhile. A push that began longer ago than age_s counts as dead; if it lives, it begins
+        anew. take_over: another collection has not ended, and its process is dead. Raises Conflict (a push or
+        a collection is under way), NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
         """
         check_number("age_s", age_s, "pass seconds, 0 or more", least=0)
         return collect(self._objects, age_s, dry_run, take_over)

@@ -1,8 +1,8 @@
 """Writing segments: the files of a build before they have their names.
 
 The segments that a build writes together lie in one file, so a small domain costs one file, one sync and one
-mapping. Segments of `OWN_BYTES` or more have a file each. Compaction never rewrites these, so a file is not
-kept for one large segment while others in it are dead.
+mapping. A segment of `OWN_BYTES` or more has a file of its own. Merges never rewrite such a segment, so in a
+shared file it would keep the bytes of dead segments for good.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Draft:
 
     @property
     def file(self) -> str:
-        """The file's name to be: the name of its only segment, or one that the names of its segments give."""
+        """The name that the file will get: that of its only segment, or a hash of its segments' names."""
         names = [info.name for info, _ in self.pieces]
         return names[0] if len(names) == 1 else f"{xxhash.xxh3_128_hexdigest(''.join(names).encode())}.pack"
 
@@ -105,7 +105,7 @@ class Drafts:
         return self._keep(file, at, SegmentInfo(name, kind, layout.order, layout.count, layout.file_bytes))
 
     def copy(self, info: SegmentInfo, chunks: Iterable[Buffer]) -> None:
-        """Write a segment that has a name already. The caller compares the bytes with it."""
+        """Write a segment that has a name already. The caller compares the bytes with the name."""
         file = self._file(info.bytes)
         at = file.size
         for chunk in chunks:

@@ -173,10 +173,10 @@ def open_segment(
 ) -> MappedSegment:
     """Map a segment, after checking its size, header and checksum table against the manifest.
 
-    An index is also read whole and compared with the hash in its name; or, if it is not wanted whole, what
-    comes before its slots with their checksums. Rows are checked at their first use. at: bytes before the
-    segment in the file. map_file: gives the mapping; by default a new one. Raises Damaged, FormatTooNew,
-    StoreIO, and _Gone if there is no such file.
+    whole: True reads an index whole and compares it with the hash in its name. False compares only the blocks
+    before its slots with their checksums. Rows are checked at their first use. at: bytes before the segment
+    in the file. map_file: returns the mapping; by default a new one. Raises Damaged, FormatTooNew, StoreIO,
+    and _Gone if there is no such file.
     """
     with convert_os_errors(f"opening segment {info.name}"):
         try:

@@ -1,7 +1,7 @@
-"""Appends: a few entries on top of a ref's current version, merged with small segments of it now and then.
+"""Appends: a few entries on top of a ref's current version. Now and then, one merges small segments.
 
-If other publications come meanwhile, the entries are added to what these left. Only what an append depends on
-stops it: a rollback, another schema, another parent.
+If other publications come first, the entries are added to what these left. Only a change of what the append
+depends on stops it: a rollback, another schema, another parent.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class SegmentPlan:
     def onto(self, base: VersionInfo) -> tuple[SegmentInfo, ...] | None:
         """Return the segments of a version with the same additions to another base.
 
-        None if that takes other files: because these cover rows of the old base, or the other base has so
-        many indexes that the next is to merge some.
+        None if that takes other files: if these hold or cover rows of the old base, or if the other base has
+        so many indexes that some are to be merged.
         """
         indexes = [segment for segment in self.own if segment.kind == "index"]
         if self.merges or any(newest_runs(base, new.order, new.count, MAX_RACED) for new in indexes):
@@ -66,12 +66,12 @@ def plan(
     runs: int,
     apart: bool,
 ) -> SegmentPlan:
-    """Write the rows that are still in memory, and the indexes; merge some of the base's if it has many.
+    """Write the rows that are still in memory, and the indexes. Merge some of the base's if it has many.
 
     loose: by order, rows uint8 [m, stride] of the build that are newer than its segments. given: by order,
-    the merges whose copies are the build's rows. Others are made if the base has `runs` indexes of an order.
-    Their copies share a segment with the loose rows, unless these shall be `apart`. Raises StoreFull,
-    StoreIO, Damaged, Invalid (too many rows for one index).
+    the merges whose copies are the build's rows already. runs: merge where the base has so many indexes of an
+    order. apart: write the loose rows as segments of their own, without copies. Raises StoreFull, StoreIO,
+    Damaged, Invalid (too many rows for one index).
     """
     record, new = writer.record, _New(environment, writer)
     rows, replaced, merges = list(record.segments), set[str](), False
@@ -84,7 +84,8 @@ def plan(
             if merge is None and count:
                 merge = merge_newest(environment, base, order, count, runs, most=1 - together)
             if merge is not None:
-                copies = () if order in given else merge.rows()
+                pieces = () if order in given else merge.pieces()
+                copies: Iterable[Bytes] = (copied for _, copied in pieces)
                 if rest is not None and together:
                     copies, rest = chain(copies, [rest]), None
                 own = [*merge.large, *new.copies(order, copies), *own]

@@ -2,7 +2,8 @@
 
 The new index covers copies of the small segments' rows, and large segments as they are. Only rows that no
 newer row replaces are copied, so their order does not matter. A compaction chooses indexes by the small
-segments below them (care/compact.py), an extending build by the number of their rows: see `newest_runs`.
+segments that they cover (care/compact.py). An extending build chooses by the number of rows: see
+`newest_runs`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 from plot_store.reading.entries import CoveringIndex, OwnEntries, open_entries
 from plot_store.writing.segment_writer import SEGMENT_BYTES
 
-MAX_RUNS: Final = 3  # indexes of one order in a version from which on an extending build merges
-MAX_RACED: Final = 16  # so many if others publish meanwhile: they would overtake a merge, but nothing less
+MAX_RUNS: Final = 3  # an extending build merges if the version has so many indexes of one order
+MAX_RACED: Final = 16  # so many once others have overtaken it: they would overtake a merge again
 GROWTH: Final = 8  # an index is merged if it is at most this many times as large as all newer ones together
 
 
@@ -46,10 +47,6 @@ class Merge:
         names = [segment.name for segment in self.small]
         return self.entries.pieces(self.order, names, self.entries.table(self.indexes))
 
-    def rows(self) -> Iterator[Bytes]:
-        """Yield the rows of `pieces`."""
-        return (rows for _, rows in self.pieces())
-
 
 def merge_of(
     entries: OwnEntries,
@@ -61,9 +58,9 @@ def merge_of(
 ) -> Merge:
     """Plan the merge of these indexes, given oldest first.
 
-    elsewhere: the names of rows segments that indexes outside the merge cover. They stay; a segment is
-    covered twice if its content was published twice. target_bytes: segments smaller than half of it are
-    copied, if there are more than `most`.
+    elsewhere: the names of rows segments that indexes outside the merge cover, too, since their content was
+    published twice. These stay. target_bytes: segments smaller than half of it are copied, if there are more
+    than `most`.
     """
     newest_first = [name for index in reversed(indexes) for name in reversed(index.covers)]
     covered = [entries.opened[name].info for name in reversed(dict.fromkeys(newest_first))]
@@ -100,7 +97,8 @@ def merge_newest(
 ) -> Merge | None:
     """Plan the merge of a version's newest indexes with so many new rows, if one is due: see `newest_runs`.
 
-    Opens only what it merges: of older indexes it reads which segments they cover. Raises Damaged, StoreIO.
+    Opens only what it merges. Of older indexes it reads only which segments they cover. most: see `merge_of`.
+    Raises Damaged, StoreIO.
     """
     chosen = newest_runs(version, order, rows, runs)
     if version is None or not chosen:

@@ -1,9 +1,9 @@
 """Renaming finished files of segments and unlinking dead ones, both in write transactions of the catalogue.
 
 So LMDB's writer lock makes the two exclude each other across processes. The transaction that renames a file
-also registers its segments, and a file is unlinked only if no record names one that lies there while the lock
-is held. A crash may keep a record of where a segment lay and remove the file. That is harmless, since nothing
-names the segment, and the next collection removes the record.
+also registers its segments. The transaction that unlinks a file has made sure that no record names a segment
+that lies there. A crash may remove the file and keep a record of where a segment lay. That is harmless:
+nothing names the segment, and the next collection removes the record.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Swept:
 def promote(environment: Environment, txn: CatalogueTxn, drafts: Iterable[Draft]) -> None:
     """Rename synced temporary files to their final names, sync the folder, and record what lies in them.
 
-    An existing file of that name is replaced: it has the same content, or is damaged. A segment that lies
-    elsewhere already is from now on looked for here. Idempotent. Raises StoreIO.
+    An existing file of that name is replaced: it has the same content, or is damaged. If a segment already
+    lies elsewhere, this is its place from now on. Idempotent. Raises StoreIO.
     """
     folder = environment.folder
     with convert_os_errors(f"naming segments in {folder}"):
@@ -59,9 +59,9 @@ def discard(drafts: Iterable[Draft]) -> None:
 def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[str] = ()) -> Swept:
     """Remove those of these segments that no record names, and those of these files that hold none.
 
-    It takes short write transactions. Reading all records would hold the write lock for long, so a snapshot
-    is read, and each transaction looks only at the builds and versions recorded since: a segment without a
-    name comes back to life in no other way. A file goes with its last segment.
+    It takes short write transactions. Reading all records would hold the write lock for long, so it reads a
+    snapshot first. Each transaction then looks only at the builds and versions recorded since: nothing else
+    can name a segment again that had no name. A file goes with its last segment.
     """
     wanted: list[_Segment | _File] = [*map(_Segment, segments), *map(_File, orphans)]
     if not wanted:

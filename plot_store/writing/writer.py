@@ -52,7 +52,7 @@ class _Buffer:
 class _Leftover:
     """A finished build. All its files are on disk, but not all are registered."""
 
-    record: BuildRecord  # its segments hold all rows of the build, unless they share segments with copies
+    record: BuildRecord  # its segments have all rows of the build but those that share a segment with copies
     segments: tuple[SegmentInfo, ...]  # all segments of the version to publish
     drafts: tuple[Draft, ...]  # the files not yet registered
     onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None  # see `PublishRequest`
@@ -72,7 +72,7 @@ class Writer:
         segment_bytes: int,
         merges: Sequence[Merge] = (),
     ) -> None:
-        """merges: those whose copies are the rows of this build. Other builds plan merges themselves."""
+        """merges: the merges whose copies this build's caller adds, if any. Others are planned at the end."""
         self._environment = environment
         self._build = opened.build
         self._current = opened.current

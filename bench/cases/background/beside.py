@@ -1,4 +1,4 @@
-"""What runs beside the calls: a job that trains, or tenants whose models write."""
+"""Work that runs beside the calls: a job that trains a model, or tenants whose models write texts."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ OPTIONS = {"epochs": 200}
 TENANT = 0
 """The owner of the jobs."""
 FEW_HELD_OUT = 4
-"""So few held-out rows do not end the training early."""
+"""The held-out rows. With so few, the training does not stop early."""
 WRITERS, WRITTEN = 16, 120
-"""Models that write, each one text after another, and the most tokens of a text."""
+"""WRITERS: models that write. Each writes one text after another. WRITTEN: the most tokens of a text."""
 logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each call
 Work = Callable[[], float]
-"""Returns the work that was done beside the calls so far: CPU seconds, or tokens."""
+"""Returns the work done beside the calls so far, in CPU seconds or tokens."""
 
 
 @contextmanager
 def training(server: Server, home: Home, texts: Sequence[str], name: str) -> Iterator[Work]:
-    """Train a model for as long as the context is open. Yields the job's CPU seconds, after its first step.
-    Raises HmiError."""
+    """Train a model while the block runs. The block begins after the first training step.
+
+    Yields the job's CPU seconds. Raises HmiError.
+    """
     rows = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate(texts)]
     dev, train = rows[:FEW_HELD_OUT], rows[FEW_HELD_OUT:]
     with Client(f"http://127.0.0.1:{server.port}", key=home.key(TENANT)) as client:
@@ -62,8 +64,10 @@ def _cpu_s(job: Job, pid: int) -> float:
 
 @contextmanager
 def writing(server: Server, home: Home, texts: Sequence[str], name: str) -> Iterator[Work]:
-    """Let WRITERS models write for as long as the context is open. Yields the tokens of their texts, once
-    each has ended one. Raises HmiError."""
+    """Let WRITERS models write while the block runs. The block begins once each has written a text.
+
+    Yields the tokens of their texts. Raises HmiError.
+    """
     counts, over = [0] * WRITERS, threading.Event()
 
     def write(i: int) -> None:

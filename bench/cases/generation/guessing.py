@@ -1,4 +1,4 @@
-"""What guessed tokens gain: whole texts of one, four and sixteen sequences, with guesses and without."""
+"""How much faster guessed tokens make writing, with one, four and sixteen texts at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hmi.model.text.sampling import Sampling
 WORDS, MOST = 120, 64
 """A prompt asks about a text of WORDS words. An answer has at most MOST tokens."""
 COUNTS, LONE = (1, 4, 16), 4
-"""COUNTS: sequences that are written at a time. LONE: runs of a single sequence, one after another."""
+"""COUNTS: how many texts are written at a time. LONE: how many are written one after another."""
 FACTS = Form(
     json_schema={
         "type": "object",
@@ -52,18 +52,18 @@ ASKED = {
     "summarise": "Summarise this text in two sentences.",
     "form": "Describe the project of this text as JSON.",
 }
-"""The questions of chats. Two kinds have none: `free` continues half of a text by itself, and `people` writes
-the end of the text itself, which repeats little."""
+"""The questions of the chats, by kind. Two more kinds have no question. In `free` the model continues half of
+a text. In `people` it is made to write the end that people wrote, which repeats little."""
 GOALS = {("extract", 1): 1.5, ("form", 1): 1.2}
 LEAST = 0.97
-"""The goal of all others: guesses may make a text slower by no more than this."""
+"""The goal of all other kinds: the least speed with guesses, as a fraction of that without."""
 
 
 Works = dict[str, Callable[[], float]]
 
 
 class _Told(Spelling):
-    """Forces the words of a text one by one, and offers none of them as a guess."""
+    """Allows only a given text, token by token. It does not offer those tokens as guesses."""
 
     def ahead(self) -> Sequence[int]:
         return ()
@@ -72,8 +72,11 @@ class _Told(Spelling):
 def figures(
     upper: UpperDecoder, tokenizer: GenerativeTokenizer, rows_of: RowsOf, text: str, runs: int
 ) -> Iterator[Figure]:
-    """Yield the number of texts that guesses changed. Then yield for each kind of text the gain, in tokens a
-    second of CPU time after the first token, and the share of guesses that came true. text: English prose."""
+    """Yield the number of texts that guesses changed, and how much faster each kind is with guesses.
+
+    The speed is in tokens a second of CPU time, after each text's first token. The figures also name the
+    share of guesses that came true. text: English prose.
+    """
     try:
         prompts, guides = _prompts(tokenizer, text.split()), Guides(tokenizer)
         guides.guide(FACTS)
@@ -123,7 +126,7 @@ def figures(
 
 
 def _prompts(tokenizer: GenerativeTokenizer, words: Sequence[str]) -> dict[str, list[list[int]]]:
-    """16 prompts of each kind. Raises InvalidInput if the model has no chats."""
+    """Return 16 prompts of each kind. Raises InvalidInput if the model has no chats."""
     step, whole = len(words) // max(COUNTS), 1 << 20
     passages = [" ".join(words[i * step : i * step + WORDS]) for i in range(max(COUNTS))]
     found = {}
@@ -137,7 +140,10 @@ def _prompts(tokenizer: GenerativeTokenizer, words: Sequence[str]) -> dict[str, 
 
 @torch.inference_mode()
 def _rate(writer: Writing, answers: Sequence[Answer], count: int) -> float:
-    """Write answers, `count` at a time. Returns tokens a second of CPU time after all have their first."""
+    """Write answers, `count` at a time. Returns tokens a second of CPU time.
+
+    The time begins when all texts have their first token.
+    """
     written, took = 0, 0.0
     for begin in range(0, len(answers), count):
         some = answers[begin : begin + count]

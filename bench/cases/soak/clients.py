@@ -1,4 +1,4 @@
-"""The clients of a soak. Every answer to the patient ones is checked; the others are hostile."""
+"""The clients of a soak. Patient clients check every answer. Hostile clients disturb the server."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from bench.harness.home import ROOT
 
 TEXTS_A_CALL = (1, 1, 1, 2, 4)
 LEAVING = 0.25
-"""The fraction of streams whose reader leaves in the middle."""
+"""The fraction of streams whose reader leaves before the end."""
 JOB_ROWS = 60
 TRAINING = {"epochs": 1, "improve": False}
 POLL_S = 0.5
 FLOODERS = 16
 FLOOD_TEXTS = 64
 PAUSE_S = 1.0
-"""Seconds between two bytes of a slow client, and between two clients that leave."""
+"""Seconds between two bytes of a slow client. Clients that leave come ten times in so many seconds."""
 
 
 @dataclass
 class Patient:
-    """Callers of one server, and what they saw."""
+    """The patient callers of one server, and what they saw."""
 
     http: Http
     soil: Soil
     writing: WritingSoil | None
     plan: SoakPlan
     draw: random.Random
-    """All of the callers' random choices come from it."""
+    """The source of all their random choices."""
     seen: ClientFigures = field(default_factory=ClientFigures)
     signalled: signal.Signals | None = None
-    """The signal that the server has been sent."""
+    """The signal that the server has got; None: none yet."""
 
     @property
     def standing(self) -> list[Standing]:
@@ -91,7 +91,7 @@ class Patient:
         await self._told("infer", call())
 
     async def read(self, soil: WritingSoil, most: int | None = None) -> None:
-        """Ask for a text, whole or as a stream, and perhaps leave in the middle.
+        """Ask for a text, whole or as a stream. Some readers leave a stream before its end.
 
         most: the most tokens of the text; None: as many as the right texts have.
         """
@@ -117,7 +117,7 @@ class Patient:
     async def _stream(
         self, soil: WritingSoil, name: str, which: tuple[int, int], most: int | None, leaves: int | None
     ) -> None:
-        """Read a stream. which: the model and the prompt. leaves: the reader leaves after so many events."""
+        """Read a stream. which: the model and the prompt. leaves: leave after so many events; None: stay."""
         (model, prompt), way = which, WAYS[name]
         standing = soil.standing[model]
         allowed, heard = standing.asked(), Heard()
@@ -149,7 +149,7 @@ class Patient:
     async def _listen(
         self, answer: aiohttp.ClientResponse, heard: Heard, way: str, leaves: int | None
     ) -> str:
-        """Read a stream. Returns how it ended: "left", "ended", "failed" by an error's event, or ""."""
+        """Read a stream. Returns "left", "ended", "failed" (an error's event), or "" (no last event)."""
         heard.accepted = True
         async for event in events(answer.content):
             heard.take(WAYS[way], *event)
@@ -166,7 +166,7 @@ class Patient:
             self.seen.wrong.append(fault)
 
     async def closed(self, seconds: float, callers: int) -> float:
-        """Let each caller make one call after another. Returns the calls a second."""
+        """Let each of the callers make one call after another. Returns the calls a second."""
         end, count = time.monotonic() + seconds, itertools.count()
 
         async def caller() -> None:
@@ -178,7 +178,7 @@ class Patient:
         return next(count) / seconds
 
     async def opened(self, seconds: float, rate: float) -> None:
-        """Begin `rate` calls a second at random times. No call waits for those before it."""
+        """Begin `rate` calls a second, at random times. No call waits for an earlier one."""
         due, end, calls = time.monotonic(), time.monotonic() + seconds, set[asyncio.Task[None]]()
         while due < end:
             due += self.draw.expovariate(rate)
@@ -189,7 +189,7 @@ class Patient:
         await asyncio.gather(*calls)
 
     async def change_versions(self) -> None:
-        """Let another version of a model answer, again and again."""
+        """Change which version of a model answers, again and again."""
         while True:
             await asyncio.sleep(self.draw.expovariate(1 / self.plan.change_s))
             await self._told("versions", self._change(self.draw.choice(self.standing)))
@@ -212,7 +212,7 @@ class Patient:
         await self.http.json("DELETE", f"/manage/tenants/{name}")
 
     async def train(self) -> None:
-        """Fine-tune a model from rows, ask it, and delete it, again and again. Publish one that writes."""
+        """Again and again, fine-tune a model, ask it and delete it, then publish a model that writes."""
         await self._told("tenants", self.http.json("POST", "/manage/tenants", {"tenant": "training"}))
         for number in itertools.count():
             await self._told("models", self._train(f"training.m{number}"))
@@ -228,7 +228,7 @@ class Patient:
         await self.http.json("DELETE", f"/manage/models/{model}")
 
     async def _publish(self, soil: WritingSoil, model: str) -> None:
-        """Publish a writing model's module under another name. That must write the same text."""
+        """Publish a writing model's module under another name. The new model must write the same text."""
         source, prompt = self.draw.randrange(self.plan.writers), self.draw.randrange(self.plan.prompts)
         made = await self.http.json("GET", f"/manage/models/{soil.standing[source].path}/module")
         spec = {"model": model, "domain": WRITING_ROOT, "task": "generation"}
@@ -254,7 +254,7 @@ class Patient:
             self.seen.wrong.append(f"job {job} ended {view['state']}: {view.get('error')}")
 
     async def _told(self, what: str, work: Awaitable[Any]) -> bool:
-        """Do some work, and count how it ended. Returns whether it succeeded."""
+        """Wait for some work, and count how it ended. Returns whether it succeeded."""
         self.seen.counts["calls"] += 1
         try:
             await work
@@ -311,7 +311,7 @@ async def _slow(port: int, request: bytes, patient: Patient) -> None:
 
 
 async def _gone(port: int, request: bytes, patient: Patient) -> None:
-    """Send a part of a request or the whole, and leave."""
+    """Send a request, or a part of it, and leave at once."""
     draw = random.Random(0)
     while True:
         await asyncio.sleep(draw.expovariate(1 / PAUSE_S) / 10)
@@ -325,7 +325,7 @@ async def _gone(port: int, request: bytes, patient: Patient) -> None:
 
 
 async def _floods(patient: Patient) -> None:
-    """Send as many large calls as get through, for a sixth of the time."""
+    """For a sixth of the time, send as many large calls as the server takes."""
     http, plan, soil = patient.http, patient.plan, patient.soil
     body, path, key = asking(soil.texts[:FLOOD_TEXTS]), f"/infer/{soil.path(0)}", soil.home.key(0)
 

@@ -25,7 +25,7 @@ from hmi.cli.framework.session import CliSession
         type=Whole(0),
         default=0,
         show_default=True,
-        help="Before the load, end so many servers by SIGKILL and as many by SIGTERM.",
+        help="Before the load, end so many servers by SIGKILL, and as many by SIGTERM.",
     ),
     click.option(
         "--out",
@@ -44,8 +44,8 @@ def soak(
     out: Path | None,
     quick: bool,
 ) -> Rows:
-    """Load a server with labels and streamed texts. Counts wrong and lost answers and streams without an end,
-    and watches memory; kills servers, if asked."""
+    """Load a server with calls for labels and for texts. Counts wrong answers, lost answers, and streams
+    without an end. Watches memory. Kills servers, if asked."""
     from bench.cases.soak import run as measured
     from bench.cases.soak.ground import QUICK, SoakPlan
 

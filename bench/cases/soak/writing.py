@@ -1,4 +1,4 @@
-"""The models of a soak that write: the right text of each version to each prompt, and readers of streams."""
+"""Models of a soak that write: each version's right text for each prompt, and readers of streams."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hmi.training.plans.defaults import WRITING_MODULE
 WRITING_ROOT = "writing"
 PROMPT_WORDS = 12
 WRITING_BYTES = 48 << 20
-"""The server's memory for keys and values. It is small, so that texts fill it within minutes, and old pages
-must make room for new ones."""
+"""The server's memory for keys and values. It is small: texts fill it within minutes, and then old pages must
+make room for new ones."""
 FIRST_SEED = 2_000_000
 CUT_CHARACTER = "\ufffd"
 """The last character of a text whose last token ends within a character."""
@@ -41,11 +41,11 @@ class WritingSoil:
     def fault(
         self, model: int, prompt: int, may: set[int], version: int | None, text: str, *, whole: bool
     ) -> str | None:
-        """Return the fault of a text, or None if it is right.
+        """Return what is wrong with a text, or None.
 
-        may: the versions that may have written it. version: the one that the answer names; None if the
-        answer broke off before.
-        whole: False for the first part of a text, and for one with more tokens than the right ones have.
+        may: the versions that may have written it. version: the version that the answer names; None if the
+        answer broke off before it named one. whole: False if the text may be only the beginning of the right
+        one, or may go on after it.
         """
         path = self.standing[model].path
         if version is not None and version not in may:
@@ -58,13 +58,13 @@ class WritingSoil:
         return f"{path} version {version or sorted(may)}, prompt {prompt}: wrote {text!r}"
 
     def told_apart(self) -> float:
-        """Return the fraction of prompts to which both versions of a model write different texts."""
+        """Return the fraction of prompts to which the two versions of a model write different texts."""
         pairs = [(key, text) for key, text in self.right.items() if key[1] == 1]
         return sum(self.right[m, VARIANTS, p] != text for (m, _, p), text in pairs) / len(pairs)
 
 
 def add_writers(home: Home, source: str, writers: int) -> None:
-    """Import the language model `source`, and make its tenants with two versions of a model each.
+    """Import the language model `source`, and make tenants on it, each with two versions of a model.
 
     Raises HmiError if the import fails, StorageFull.
     """
@@ -102,19 +102,19 @@ async def learn_texts(http: Http, plan: SoakPlan, home: Home) -> WritingSoil:
 
 @dataclass
 class Heard:
-    """What a reader has heard of a stream so far."""
+    """What a reader has got of a stream so far."""
 
     text: str = ""
     accepted: bool = False
-    """The server has answered with a stream."""
+    """True once the server has answered with a stream."""
     events: int = 0
     version: int | None = None
     end: str = ""
     """"end" after the last event of a whole text. After an error's event, the kind of the error."""
     improper: str = ""
-    """The fault of the stream, if it has one."""
+    """What is wrong with the stream; empty: nothing."""
     reason: str | None = None
-    """Why the text ended, by the last piece of OpenAI's stream."""
+    """Why the text ended, as the last piece of OpenAI's stream says."""
 
     def native(self, name: str, data: str) -> None:
         """Take an event of HMI's own stream."""
@@ -157,9 +157,9 @@ class Way:
     """A way to ask for a stream."""
 
     path: Callable[[str], str]
-    """The path of a model."""
+    """Returns the path for a model."""
     body: Callable[[str], dict[str, Any]]
-    """The body, without its prompt and length."""
+    """Returns the body for a model, without prompt and length."""
     take: Callable[[Heard, str, str], None]
 
 

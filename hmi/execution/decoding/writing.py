@@ -47,7 +47,7 @@ class Answer:
     module: TenantModule | None = None
     sampling: Sampling = field(default_factory=Sampling)
     tenant: str = ""
-    """Whose share of the steps it takes."""
+    """The tenant whose share of the steps it takes."""
     kept: bool = True
     """True if its full pages stay after its end, for later sequences of its owner that begin alike."""
     guide: Guide | None = None
@@ -59,14 +59,15 @@ class Answer:
     done: int = field(init=False, default=0)
     """The number of ids whose keys and values are in the pages."""
     guessed: list[int] = field(init=False, default_factory=list)
-    """Ids that the step which runs reads behind the others."""
+    """Guessed ids. The running step reads them after the others."""
     cached: int | None = field(init=False, default=None)
     """The number of the prompt's ids that the arena had at the first step. None before that step."""
     ended: Literal["end", "length", "failed"] | None = field(init=False, default=None)
     """Why the answer ended. end: one of `ends` was chosen, or the guide allows nothing more. length: `most`
     tokens are written. failed: its scores are no numbers, or its guide failed. None: it goes on."""
     error: Exception | None = field(init=False, default=None)
-    """What its guide, or the choice of its next token, raised. It fails with its next token."""
+    """The error that its guide raised, or the choice of its next token. The answer fails when its next token
+    is due."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt)

@@ -49,7 +49,7 @@ def current_version(plots: Store, ref: str) -> VersionInfo | None:
     """Return a ref's current version; None if there is no such ref. Raises HmiError."""
     with plot_errors(), suppress(plot_store.NotFound):
         found = plots.version(ref)
-        return found if found.ref == ref else None  # a version's id is no ref
+        return found if found.ref == ref else None  # `ref` was a version's id
     return None
 
 

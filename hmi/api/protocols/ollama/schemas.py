@@ -11,7 +11,7 @@ from hmi.api.protocols.openai.requests import refused
 from hmi.api.schemas.generate import MinP, Penalty, RepetitionPenalty, Stops, Temperature, TopK, TopP
 from hmi.api.schemas.shared import Answer, Request
 
-_LOADING = Field(default=None, description="Ignored: it is about how a server loads a model.")
+_LOADING = Field(default=None, description="Ignored: it says how a server loads a model.")
 _ONLY_TEXT = refused("models here read text only: leave it out")
 
 
@@ -20,24 +20,26 @@ def _drawn(seed: Any) -> Any:
 
 
 class OllamaOptions(Request):
-    """How tokens are chosen. Defaults are Ollama's, but that repeat_penalty is off."""
+    """How tokens are chosen. Defaults are Ollama's, except repeat_penalty, which is off."""
 
     temperature: Temperature = 0.8
     top_k: TopK = 40
     top_p: TopP = 0.9
     min_p: MinP = 0.0
-    repeat_penalty: RepetitionPenalty = Field(default=1.0, description="Of all tokens of prompt and text.")
+    repeat_penalty: RepetitionPenalty = Field(
+        default=1.0, description="Makes tokens of the prompt and the text less likely; 1: off."
+    )
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     seed: Annotated[int | None, BeforeValidator(_drawn)] = Field(
-        default=None, ge=-(2**63), lt=2**63, description="Null, -1: drawn for this call."
+        default=None, ge=-(2**63), lt=2**63, description="Null or -1: the server draws one."
     )
     stop: Stops | None = None
     num_predict: int | None = Field(
         default=None,
         ge=-2,
         le=1_000_000,
-        description="The most tokens. Null, or below 1: as POST /generate without max_tokens.",
+        description="The most tokens of the text. Null or below 1: as POST /generate without max_tokens.",
     )
     num_ctx: Any = _LOADING
     num_keep: Any = _LOADING
@@ -59,26 +61,33 @@ class Wanted(OllamaShowBody):
 
     options: OllamaOptions | None = None
     keep_alive: Any = Field(default=None, description="Ignored: models leave memory by themselves.")
-    stream: bool | None = Field(default=None, description="False: one answer; else a line for each piece.")
+    stream: bool | None = Field(
+        default=None, description="False: one answer. Otherwise a line for each piece."
+    )
     format: (
         Annotated[
             Annotated[Literal["", "json"], Tag("<name>")] | Annotated[dict[str, Any], Tag("<schema>")],
             Discriminator(_format_kind, "format_form", 'must be "json" or a JSON schema'),
         ]
         | None
-    ) = Field(default=None, description="The text is a JSON object, or JSON that is valid by a schema.")
-    think: Annotated[Any, refused("models here do not reason apart: leave it out")] = None
+    ) = Field(
+        default=None,
+        description='"json": the text is a JSON object. A schema: the text is JSON that is valid by it.',
+    )
+    think: Annotated[Any, refused("models here write no separate reasoning: leave it out")] = None
 
 
 class OllamaGenerateBody(Wanted):
-    """A prompt: a user's message where the root has a chat template, else a text that is continued."""
+    """A prompt. It is a user's message if the root has a chat template; otherwise the text continues it."""
 
-    prompt: str = Field(description="Nothing has to be loaded, so a call without a prompt is refused.")
-    raw: bool | None = Field(default=None, description="True: the prompt is continued as it stands.")
+    prompt: str = Field(description="A call without a prompt, which asks Ollama to load a model, is refused.")
+    raw: bool | None = Field(default=None, description="True: the text continues the prompt as it stands.")
     system: Annotated[Any, refused("send it as a message of POST /api/chat")] = None
     template: Annotated[Any, refused("send the whole prompt with raw true")] = None
-    context: Annotated[Any, refused("send the whole prompt: what begins alike is not read again")] = None
-    suffix: Annotated[Any, refused("models here write what follows a prompt only")] = None
+    context: Annotated[
+        Any, refused("send the whole prompt: a beginning that was read before is not read again")
+    ] = None
+    suffix: Annotated[Any, refused("models here only write what follows a prompt")] = None
     images: Annotated[Any, _ONLY_TEXT] = None
 
 
@@ -90,14 +99,14 @@ class OllamaMessage(Request):
 
 
 class OllamaChatBody(Wanted):
-    """A chat, whose next message the model writes."""
+    """A chat. The model writes its next message."""
 
     messages: list[OllamaMessage] = Field(min_length=1, max_length=1000)
     tools: Annotated[Any, refused("models here call no tools: leave it out")] = None
 
 
 class Ended(Answer):
-    """A whole text: what both calls answer. Durations are nanoseconds."""
+    """The end of an answer of both calls. Durations are nanoseconds."""
 
     model: str
     created_at: str
@@ -107,7 +116,7 @@ class Ended(Answer):
     load_duration: int = Field(description="The time until the text's first step.")
     prompt_eval_count: int
     prompt_eval_duration: int
-    eval_count: int = Field(description="The tokens that were written, with the one that ended the text.")
+    eval_count: int = Field(description="The tokens written, including the one that ended the text.")
     eval_duration: int
 
 
@@ -139,7 +148,7 @@ class OllamaListed(Answer):
     name: str
     model: str
     modified_at: str
-    size: int = Field(description="The bytes of its own part.")
+    size: int = Field(description="The bytes of the model, without its root and domain.")
     digest: str
     details: OllamaDetails
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic_core import to_json
@@ -28,12 +29,23 @@ _NAMES = {"max_tokens": "options.num_predict", "stop": "options.stop"}
 
 
 class Writing:
-    """What both calls share. It implements `Codec`."""
+    """Both calls. It implements `Codec`.
+
+    prompt: returns the prompt of a body, see `WriteRequest`. said: returns the field of an answer that has a
+    text.
+    """
 
     error_event: ClassVar[str | None] = None
-    answer: ClassVar[type[OllamaGenerated] | type[OllamaChatted]]
 
-    def __init__(self, call: WritingCall) -> None:
+    def __init__(
+        self,
+        call: WritingCall,
+        *,
+        answer: type[OllamaGenerated] | type[OllamaChatted],
+        prompt: Callable[[Any], Any],
+        said: Callable[[str], dict[str, Any]],
+    ) -> None:
+        self._answer, self._said = answer, said
         body: Wanted = call.body
         self._call, self.streams, given = call, body.stream is not False, body.options or OllamaOptions()
         model = model_of(body.model, call.where)
@@ -41,7 +53,7 @@ class Writing:
         self.wants = [
             WriteRequest(
                 model,
-                self.prompt(),
+                prompt(body),
                 max(given.num_predict or 0, 0) or None,
                 sampling,
                 stops_of(given.stop),
@@ -50,23 +62,15 @@ class Writing:
             )
         ]
 
-    def prompt(self) -> Any:
-        """See `WriteRequest`."""
-        raise NotImplementedError
-
-    def said(self, text: str) -> dict[str, Any]:
-        """The field of an answer that has a text."""
-        raise NotImplementedError
-
     def whole(self, texts: Sequence[WrittenText]) -> Any:
-        return self.answer(**self.said(texts[0].text), **self._end(texts[0]))
+        return self._answer(**self._said(texts[0].text), **self._end(texts[0]))
 
     async def events(self, texts: Texts) -> AsyncGenerator[Event]:
         async for _, piece in texts:
             if isinstance(piece, WrittenText):
-                yield Event(to_json({**self.said(""), **self._end(piece)}).decode())
+                yield Event(to_json({**self._said(""), **self._end(piece)}).decode())
             else:
-                yield Event(to_json({**self._head(), **self.said(piece.text), "done": False}).decode())
+                yield Event(to_json({**self._head(), **self._said(piece.text), "done": False}).decode())
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._call.body.model, "created_at": now()}
@@ -86,30 +90,12 @@ class Writing:
         }
 
 
-class Generate(Writing):
-    """POST /api/generate."""
-
-    answer = OllamaGenerated
-
-    def prompt(self) -> str | UserTurn:
-        body: OllamaGenerateBody = self._call.body
-        return body.prompt if body.raw else UserTurn(body.prompt)
-
-    def said(self, text: str) -> dict[str, Any]:
-        return {"response": text}
+def _prompt(body: OllamaGenerateBody) -> str | UserTurn:
+    return body.prompt if body.raw else UserTurn(body.prompt)
 
 
-class Chat(Writing):
-    """POST /api/chat."""
-
-    answer = OllamaChatted
-
-    def prompt(self) -> list[dict[str, str]]:
-        body: OllamaChatBody = self._call.body
-        return [{"role": message.role, "content": message.content} for message in body.messages]
-
-    def said(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+def _chat(body: OllamaChatBody) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in body.messages]
 
 
 def _form_of(body: Wanted) -> Form | None:
@@ -125,7 +111,7 @@ WRITING = (
         "Write a text, as lines of JSON or in one answer (Ollama).",
         OllamaGenerateBody,
         OllamaGenerated,
-        Generate,
+        partial(Writing, answer=OllamaGenerated, prompt=_prompt, said=lambda text: {"response": text}),
         media=LINES,
     ),
     WritingEndpoint(
@@ -133,7 +119,12 @@ WRITING = (
         "Answer a chat, as lines of JSON or in one answer (Ollama).",
         OllamaChatBody,
         OllamaChatted,
-        Chat,
+        partial(
+            Writing,
+            answer=OllamaChatted,
+            prompt=_chat,
+            said=lambda text: {"message": {"role": "assistant", "content": text}},
+        ),
         media=LINES,
     ),
 )

@@ -120,7 +120,7 @@ class CompletionBody(Wanted):
     )
     best_of: int | None = Field(default=None, description="Only the same as n: no texts are thrown away.")
     echo: Annotated[Any, refused("put the prompt before the text yourself")] = None
-    suffix: Annotated[Any, refused("models here write what follows a prompt only")] = None
+    suffix: Annotated[Any, refused("models here only write what follows a prompt")] = None
 
     def check(self) -> None:
         super().check()
@@ -192,7 +192,7 @@ class ChatBody(Wanted):
     modalities: list[Literal["text"]] | None = Field(default=None, description="Only text is written.")
     prediction: Annotated[Any, refused("leave it out")] = None
     web_search_options: Annotated[Any, refused("leave it out")] = None
-    reasoning_effort: Annotated[Any, refused("models here do not reason apart: leave it out")] = None
+    reasoning_effort: Annotated[Any, refused("models here write no separate reasoning: leave it out")] = None
     verbosity: Annotated[Any, refused("ask for it in a message, or set max_tokens")] = None
     store: Annotated[Any, refused("no texts are kept: leave it out")] = None
     metadata: Any = Field(default=None, description="Ignored.")
