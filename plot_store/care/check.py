@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -14,12 +17,13 @@ from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Damaged, NotFound, PlotStoreError
 from plot_store.ground.files import convert_os_errors
-from plot_store.ground.nouns import Damage, Schema, SegmentInfo, VerifyReport, VersionInfo
+from plot_store.ground.nouns import Damage, Place, Schema, SegmentInfo, VerifyReport, VersionInfo
 from plot_store.reading.mapped import index_run
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment, check_size
 
 _SHOWN = 8
+_UNCOVERED = "no readable index covers it"
 _LOOKUP_ROWS = 1 << 16  # rows per look-up
 Watch = Callable[[str, int], None]  # (segment, bytes just read); 0 bytes at the segment's beginning
 
@@ -37,22 +41,34 @@ def verify(environment: Environment, ref: str | None, watch: Watch | None = None
         environment.hold(version.id)
     try:
         seen: dict[str, SegmentInfo] = {}
-        for version in versions:
-            damages += check_version(environment, version, seen, watch)
+        found = [(v.id, damage) for v in versions for damage in check_version(environment, v, seen, watch)]
     finally:
         for version in versions:
             environment.let_go(version.id)
-    damages = _still_there(environment, damages)
+    damages += _still_there(environment, found)
     return VerifyReport(len(versions), len(seen), sum(info.bytes for info in seen.values()), tuple(damages))
 
 
-def _still_there(environment: Environment, damages: list[Damage]) -> list[Damage]:
-    """Leave out segments that another process has collected meanwhile, which is no damage."""
+def _still_there(environment: Environment, found: list[tuple[str, Damage]]) -> list[Damage]:
+    """Leave out what another process has collected meanwhile, which is no damage. found: with version ids.
+
+    Rows may stay in a later version when their own version goes, with its index.
+    """
+    if not found:
+        return []
+
+    def read(txn: CatalogueTxn) -> tuple[set[str], set[str]]:
+        return version_tree.named_segments(txn), set(txn.keys(version_tree.VERSION))
+
     try:
-        named = environment.catalogue.read(version_tree.named_segments) if damages else set[str]()
+        named, ids = environment.catalogue.read(read)
     except Damaged:
-        return damages
-    return [damage for damage in damages if not damage.segment or damage.segment in named]
+        return [damage for _, damage in found]
+    return [
+        damage
+        for version_id, damage in found
+        if damage.segment in named and (damage.what != _UNCOVERED or version_id in ids)
+    ]
 
 
 def _versions(txn: CatalogueTxn, ref: str | None, damages: list[Damage]) -> list[VersionInfo]:
@@ -114,7 +130,7 @@ def _uncovered(opened: dict[str, MappedSegment], version: VersionInfo) -> list[D
     indexes = [s for s in opened.values() if s.info.kind == "index"]
     reached = {f"{digest}.rows" for index in indexes for digest, _ in index.covers}
     lost = [s.name for s in version.segments if s.kind == "rows" and s.name not in reached]
-    return [Damage(name, "no readable index covers it") for name in lost]
+    return [Damage(name, _UNCOVERED) for name in lost]
 
 
 def _unwatched(segment: str, read: int) -> None:
@@ -129,16 +145,20 @@ def check_bytes(environment: Environment, info: SegmentInfo, watch: Watch = _unw
     """
     whole = xxhash.xxh3_128()
     sums: list[int] = []
-    place = environment.places([info])[info.name]
-    path = environment.folder / place.file
+
+    def opened(place: Place) -> tuple[BinaryIO, Place] | None:
+        with contextlib.suppress(FileNotFoundError):
+            return open(environment.folder / place.file, "rb"), place
+        return None
+
     watch(info.name, 0)
     with convert_os_errors(f"reading segment {info.name}"):
-        try:
-            file = open(path, "rb")  # noqa: SIM115 (closed by the `with` below)
-        except FileNotFoundError:
-            raise Damaged("the file is missing") from None
+        there = environment.at_place(info, opened)
+        if there is None:
+            raise Damaged("the file is missing")
+        file, place = there
         with file:
-            check_size(path, os.fstat(file.fileno()).st_size, info, place.at)
+            check_size(Path(file.name), os.fstat(file.fileno()).st_size, info, place.at)
             file.seek(place.at)
             parsed = fmt.parse(file.read(fmt.HEADER_BYTES), info.name)
             if parsed.file_bytes != info.bytes:

@@ -148,6 +148,7 @@ class _ImportBuild:
         self.build = f"import-{uuid.uuid4().hex}"
         self._environment = environment
         self._drafts = Drafts(environment.folder)  # what was taken from the source and is not registered
+        self._watched = time.time()
         self._taken: list[SegmentInfo] = []
         self._record = BuildRecord(tip.ref, tip.schema, None, False, None, self.build, (), time.time())
         environment.catalogue.write(lambda txn: version_tree.put_build(txn, self.build, self._record))
@@ -229,9 +230,11 @@ class _ImportBuild:
             self._drafts = Drafts(self._environment.folder)
 
     def watch(self, segment: str, read: int) -> None:
-        """Touch the build's record once a minute, so that gc does not count the import as abandoned."""
-        if time.time() - self._record.touched > _TOUCH_EVERY_S:
-            self._record = replace(self._record, touched=time.time())
+        """Touch the build's record and files once a minute, so that gc does not count them as abandoned."""
+        if time.time() - self._watched > _TOUCH_EVERY_S:
+            self._watched = time.time()
+            self._drafts.touch()
+            self._record = replace(self._record, touched=self._watched)
             self._environment.catalogue.write(self._touch)
 
     def _touch(self, txn: CatalogueTxn) -> None:

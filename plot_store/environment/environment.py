@@ -130,15 +130,23 @@ class Environment:
         names = [info.name for info in segments]
         return self.catalogue.read(lambda txn: {name: places.find(txn, name) for name in names})
 
+    def at_place(self, info: SegmentInfo, look: Callable[[Place], T | None]) -> T | None:
+        """Return what `look` finds where a segment lies; it returns None if there is no file. Raises Damaged.
+
+        A publication of the same content may move the segment, and gc then removes the old file. So it looks
+        again if the segment lies elsewhere meanwhile.
+        """
+        before, found = None, None
+        while found is None and (place := self.places([info])[info.name]) != before:
+            found, before = look(place), place
+        return found
+
     def segment(self, info: SegmentInfo, schema: Schema, whole: bool = True) -> MappedSegment:
         """Return the mapped segment. Raises Damaged (also if its file is missing), FormatTooNew, StoreIO.
 
         whole: False reads of an index only which segments it covers, and only that may be used.
         """
-        before, found = None, None
-        # Meanwhile a publication of the same content may move the segment, and gc may remove the old file.
-        while found is None and (place := self.places([info])[info.name]) != before:
-            found, before = self.segments.get(info, schema, place, whole), place
+        found = self.at_place(info, lambda place: self.segments.get(info, schema, place, whole))
         if found is None:
             raise Damaged(
                 f"segment {info.name} is missing: restore it with an import of an export, or build the "

@@ -108,6 +108,11 @@ class TemporaryFile:
             self._close()
         return self.path
 
+    def touch(self) -> None:
+        """Set the time of its last change to now."""
+        with convert_os_errors(self._doing):
+            os.utime(self.path)
+
     def discard(self) -> None:
         """Close and remove the file, if it is still there under this name."""
         self._close()

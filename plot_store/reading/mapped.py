@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from hmi_kernels.lookup import ops
 from hmi_kernels.lookup.layout import PLAIN_SALT, REACH
@@ -54,7 +55,8 @@ def map_chain(
     for depth, version in enumerate(chain):
         opened: dict[str, MappedSegment] = {}
         for info in version.segments:
-            segment = environment.segments.get(info, version.schema, places[info.name])
+            look = partial(environment.segments.get, info, version.schema)
+            segment = look(places[info.name]) or environment.at_place(info, look)  # it may have moved
             if segment is None:
                 return None, info.name
             opened[info.name] = segment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ import xxhash
 import zstandard
 
 from plot_store import Collected, Conflict, Damaged, FormatTooNew, Invalid, NotFound, Store, StoreFull
-from plot_store.care import attachments
+from plot_store.care import attachments, incoming
 from plot_store.care.archive_format import Packer
+from plot_store.segments import drafts
 
 CONTENTS = {"r": lab.content(1), "r/a": lab.content(2), "r/a/x": lab.content(3, (100, 0, 3))}
 DTYPES = {"r": "int8", "r/a": "fp16", "r/a/x": "int8"}
@@ -312,3 +314,23 @@ def test_an_import_heals_what_is_damaged_or_missing(tmp_path: Path) -> None:
         assert not store.verify().ok
         assert store.import_archive(tmp_path / "a.plot").ref == "base"
         assert store.verify().ok
+
+
+def test_a_long_import_survives_collections(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are finished wait for the others of their version, here for two hours a segment."""
+    file = exported(tmp_path)
+    monkeypatch.setattr(drafts, "OWN_BYTES", 1 << 14)  # some segments get files of their own
+    monkeypatch.setattr(incoming, "_TOUCH_EVERY_S", -1.0)
+    waited = []
+
+    def wait(done: int, total: int) -> None:
+        assert not store.gc().orphans
+        for path in (store.path / "segments").glob("*.tmp"):
+            os.utime(path, (time.time() - 7200,) * 2)
+            waited.append(path)
+
+    store.import_archive(file, progress=wait)
+    assert len(set(waited)) > 3
+    lab.check(store)

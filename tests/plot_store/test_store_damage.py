@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import lmdb
@@ -20,9 +21,13 @@ from hmi_kernels.lookup.layout import DTYPES, header_bytes
 
 from plot_store import Damaged, FormatTooNew, Store, StoreIO
 from plot_store.care import check
+from plot_store.catalogue import places
 from plot_store.catalogue.catalogue import FORMAT
+from plot_store.environment.environment import Environment
+from plot_store.ground.nouns import Place, SegmentInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.segment import MappedSegment, open_segment
+from plot_store.writing import writer
 
 
 def stored(made: lab.Content) -> list[list[int]]:
@@ -421,3 +426,61 @@ def test_verify_can_be_watched(store: Store) -> None:
     )
     for info in version.segments:
         assert 0 <= info.bytes - sum(seen[info.name]) <= 32  # all but the table of checksums at the end
+
+
+@pytest.mark.parametrize("what", ["verify", "reader", "so_far"])
+def test_segments_that_move_while_they_are_looked_for_are_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """They move, and a collection removes their file, after their places were read."""
+    made = lab.content(1)
+    version = lab.put(store, "r", made)
+    real = Environment.places
+
+    def before_they_move(environment: Environment, infos: Iterable[SegmentInfo]) -> dict[str, Place]:
+        found = real(environment, infos)
+        monkeypatch.setattr(Environment, "places", real)
+        for info in version.segments:
+            (environment.folder / info.name).write_bytes(lab.piece(store, info.name).read_bytes())
+        environment.catalogue.write(
+            lambda txn: [places.put(txn, info.name, [(info.name, 0)]) for info in version.segments]
+        )
+        store.gc()
+        return found
+
+    with store.writer("r/x", schema=version.schema, build="x") as writer:
+        writer.seal()
+        monkeypatch.setattr(Environment, "places", before_they_move)
+        if what == "verify":
+            assert store.verify().ok
+        else:
+            with store.reader("r") if what == "reader" else writer.so_far() as reader:
+                lab.same_as(reader, [*([{}] * (what == "so_far")), lab.entries(made)], lab.texts(3))
+    names = {info.name for info in version.segments}
+    assert lab.files(store, names) == names, "they did move"
+
+
+def test_a_version_that_another_process_collects_meanwhile_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are also in its successor, its index is not."""
+    monkeypatch.setattr(writer, "MAX_RUNS", 1)
+    old = lab.put(store, "r", lab.content(1))
+    with store.writer("r", schema=old.schema, build="more", extend=True) as more:
+        for order, (ngrams, rows) in lab.content(2).items():
+            more.add(order, ngrams, rows)
+        more.seal()  # then the rows of the old version are not copied
+        new = more.publish()
+    kept = {info.name for info in old.segments} & {info.name for info in new.segments}
+    assert kept == {info.name for info in old.segments if info.kind == "rows"}
+    collect = "import sys; from plot_store import Store; Store.open(sys.argv[1]).gc(keep_versions=1)"
+    calls: list[str] = []
+
+    def watch(segment: str, read: int) -> None:
+        if not calls:
+            calls.append(segment)
+            ran = lab.child(collect, store.path)
+            assert ran.returncode == 0, ran.stderr
+
+    assert check.verify(store._env(), None, watch).ok
+    assert [version.id for version in store.history("r")] == [new.id]
