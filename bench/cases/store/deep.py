@@ -26,7 +26,8 @@ READERS = 50
 def measure(folder: Path, keys: int, runs: int) -> Iterator[Figure]:
     """Yield the time of look-ups at each depth, divided by that at the least depth.
 
-    Then yield the time and the memory of a reader. keys: the number of trigrams, and of bigrams, of the root. Look-ups find no n-gram of the other versions.
+    Then yield the time and the memory of a reader. keys: the number of trigrams, and of bigrams, of the root.
+    Look-ups find no n-gram of the other versions.
     """
     draw, vectors, schema = np.random.default_rng(5), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
     texts: dict[str, NDArray[np.int32]] = {}
