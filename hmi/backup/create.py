@@ -146,8 +146,8 @@ def _copy(source: Path, target: Path) -> None:
 def _missing(folder: Path, contents: RegistryContents, stored: PlotSnapshot) -> Iterator[str]:
     """Yield one sentence for each thing that the snapshot's records refer to and its files lack."""
     layout = Layout(folder)
-    for segment in stored.missing:
-        yield f"file {segment} of the PLOT store's segments is missing"
+    for file in stored.missing:
+        yield f"file {file} of the PLOT store's segments is missing"
     for meta in stored.versions.values():
         lower = PlotMeta.from_dict(meta).lower
         if lower is not None and not (layout.lowers / f"{lower}{SUFFIX}").exists():

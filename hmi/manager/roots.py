@@ -137,14 +137,12 @@ class RootOperations:
             shutil.rmtree(self._parts.layout.roots / name)
         self.profiles.drop(name)
 
-    def _has_plot(self, name: str) -> bool:
-        return current_version(self._parts.plots, name) is not None
-
     def drop_stray(self, name: str) -> bool:
         """Remove the PLOT of an import that failed before the root was published. Returns whether
         there was one."""
         with suppress(Conflict):  # an import is at work on it
-            if name not in {r.name for r in self._parts.registry.roots()} and self._has_plot(name):
+            known = {root.name for root in self._parts.registry.roots()}
+            if name not in known and current_version(self._parts.plots, name) is not None:
                 self._domains.drop(DomainId((name,)))
                 return True
         return False

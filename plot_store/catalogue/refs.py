@@ -72,10 +72,10 @@ def dependants(txn: CatalogueTxn, ref: str, before: Dependants | None = None) ->
     return Dependants(txn.commit, kept | now, frozenset(below))
 
 
-def unused(txn: CatalogueTxn, ref: str, before: Dependants | None = None) -> Dependants:
-    """Return `dependants` of a ref that may be deleted.
+def check_unused(txn: CatalogueTxn, ref: str, before: Dependants | None = None) -> Dependants:
+    """Return the `dependants` of a ref that may be deleted.
 
-    Raises InUse while other refs fall back on it or tags name its versions; else as `dependants`.
+    Raises InUse if other refs fall back on it or tags name its versions; otherwise as `dependants` does.
     """
     found = dependants(txn, ref, before)
     if found.refs and (outside := sorted(found.refs - _ancestors(txn, ref))):
@@ -86,12 +86,12 @@ def unused(txn: CatalogueTxn, ref: str, before: Dependants | None = None) -> Dep
 
 
 def delete(txn: CatalogueTxn, ref: str, found: Dependants, *, anew: bool) -> bool:
-    """Remove a ref that was `unused`. Returns False, and does nothing, if something was committed since then.
+    """Remove a ref after `check_unused`. Returns False, and does nothing, if there was a commit since then.
 
     anew: look again at the refs that have moved, instead of returning False. Raises InUse, NotFound, Damaged.
     """
     if anew:
-        unused(txn, ref, found)
+        check_unused(txn, ref, found)
     elif txn.commit != found.commit:
         return False
     agreed.forget(txn, ref)

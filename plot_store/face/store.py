@@ -177,7 +177,7 @@ class _Branches(ABC):
         """
         environment, found = self._env(), None
         for tries_left in reversed(range(DELETE_TRIES)):
-            found = environment.catalogue.read(partial(refs.unused, ref=ref, before=found))
+            found = environment.catalogue.read(partial(refs.check_unused, ref=ref, before=found))
             drop = partial(refs.delete, ref=ref, found=found, anew=not tries_left)
             if environment.write_freeing(drop):
                 return

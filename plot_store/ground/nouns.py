@@ -153,8 +153,8 @@ class Transfer:
     """What a push or a pull moved."""
 
     version: VersionInfo  # the ref's current version, at both ends
-    segments: int  # files that were not there
-    bytes: int  # of these files
+    segments: int  # number of segments that were not there
+    bytes: int  # of these segments
 
 
 @dataclass(frozen=True)

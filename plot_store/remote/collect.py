@@ -60,18 +60,15 @@ def all_refs(objects: Objects) -> list[RemoteRef]:
     for one in objects.listed(fmt.REFS):
         name = one.name.removeprefix(f"{fmt.REFS}/").removesuffix(".json")
         if one.name == fmt.ref_name(name) and names.is_ref(name):
-            ref = refs.read_ref(objects, name)
-            found += [] if ref is None else [ref]
-    return found
+            found.append(refs.read_ref(objects, name))
+    return [ref for ref in found if ref is not None]
 
 
 def _marks(objects: Objects, before: float) -> tuple[list[str], list[str]]:
     """Return the refs with pushes that began after a time, and those with pushes that began before it."""
-    alive, dead = [], []
-    for ref in all_refs(objects):
-        alive += [ref.ref] if any(push.since > before for push in ref.pushing) else []
-        dead += [ref.ref] if any(push.since <= before for push in ref.pushing) else []
-    return alive, dead
+    found = all_refs(objects)
+    alive = [ref.ref for ref in found if any(push.since > before for push in ref.pushing)]
+    return alive, [ref.ref for ref in found if any(push.since <= before for push in ref.pushing)]
 
 
 def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
@@ -125,7 +122,8 @@ def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> 
                 raise
             continue
         parent = found[version_id].parent
-        waiting += [] if parent is None else [parent]
+        if parent is not None:
+            waiting.append(parent)
     return found
 
 

@@ -1,9 +1,9 @@
-"""What a remote holds, as docs/plot-format.md specifies it: names and bytes of its small objects.
+"""The objects of a remote, as docs/plot-format.md specifies them: their names, and the bytes of small ones.
 
 plot-remote.json       the format, and an id of the place
-refs/<ref>.json        a ref: its current version, and pushes under way; changed by compare-and-swap alone
+refs/<ref>.json        a ref: its current version, and pushes under way; only a compare-and-swap changes it
 versions/<id>.json.zst a manifest; it is put after its segments, and removed before them
-segments/<name>        a segment, as its file is
+segments/<name>        the bytes of a segment
 collecting.json        there while a collection runs
 """
 

@@ -102,7 +102,7 @@ def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> boo
 
 
 def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
-    """Return the ref's current version in this store, if any. One that follows it shares its files."""
+    """Return the ref's current version in this store, if any. The remote's may share segments with it."""
     record = version_tree.get_ref(txn, ref)
     return [] if record is None else [version_tree.get_version(txn, record.current)]
 

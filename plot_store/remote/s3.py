@@ -119,7 +119,7 @@ class S3:
     def _errors(self, method: str, name: str) -> Iterator[list[str]]:
         """Convert the library's errors to StoreIO.
 
-        An object that is absent, or not as a condition demands, is no error: the list then has its code.
+        It is no error if an object is absent or does not meet a condition. The list then has the code.
         """
         codes: list[str] = []
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
+from remotelab import credentials
 
 from plot_store import Store
 
@@ -56,11 +57,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     if request.param == "memory":
         pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'hmi-server[backup]')")
         return f"memory://{name}/deep"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("bucket"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-never-shown")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-never-shown")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    for variable, value in credentials(request.getfixturevalue("bucket")).items():
+        monkeypatch.setenv(variable, value)
     return f"s3://plots/{name}/deep"
 
 

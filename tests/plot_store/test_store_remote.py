@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
-from remotelab import Place, pull, push, whole
+from remotelab import Place, credentials, pull, push, whole
 
 from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, ReadOnly, Remote, Store, StoreIO
 from plot_store.remote import format, refs
@@ -311,11 +311,8 @@ def test_no_message_shows_a_secret_or_a_query(
     import traceback
 
     lab.put(store, "r", lab.content(1))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "swordfish")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for variable, value in (credentials(bucket, "swordfish") | {"AWS_MAX_ATTEMPTS": "1"}).items():
+        monkeypatch.setenv(variable, value)
     for address, where in ((bucket, "s3://no-such-bucket/x"), ("http://127.0.0.1:9", "s3://plots/x")):
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         for call in (lambda: store.push("r", where), lambda: list(open_objects(where).listed("refs"))):  # noqa: B023

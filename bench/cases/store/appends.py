@@ -1,4 +1,4 @@
-"""Rows of `bench store`: many small appends to one ref, beside the first ones and beside a single build."""
+"""Rows of `bench store`: many small appends to one ref, compared with the first ones and with one build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cases.store.data import VOCAB, Ngrams, RandomVectors, Texts
-from bench.cases.store.deep import BATCH, BATCHES, look_ups
+from bench.cases.store.deep import BATCH, BATCHES, look_ups, opening
 from bench.harness.report import Figure, in_turn, median_ratio, seconds
 from plot_store import Schema, Store
 from plot_store.catalogue import records
@@ -24,11 +24,11 @@ BASE = {3: 6_000, 2: 3_000, 1: 1_000}
 OF_EACH = {3: 30, 2: 15, 1: 5}
 """The n-grams of an append, by order."""
 SOME = 100
-"""Appends at either end whose time is compared."""
+"""The number of first and of last appends whose times are compared."""
 
 
 def measure(folder: Path, appends: int, runs: int) -> Iterator[Figure]:
-    """Yield times, files and bytes of so many appends to one ref, and what look-ups take afterwards."""
+    """Yield the times, files and bytes of so many appends to one ref. Then yield the times of readers."""
     draw, vectors, schema = np.random.default_rng(9), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
 
     def drawn(counts: dict[int, int]) -> list[tuple[Ngrams, Rows]]:
@@ -63,7 +63,7 @@ def measure(folder: Path, appends: int, runs: int) -> Iterator[Figure]:
 
 
 def _of_bytes(store: Store, rows: int, peer: str) -> Iterator[Figure]:
-    """What was written since the build, of which nothing was collected, and what the last version has."""
+    """Yield what was written since the build, none of it collected, and what the last version has."""
     *history, _ = store.history("many")
     written = {segment.name: segment.bytes for version in history for segment in version.segments}
     manifests = sum(len(records.dump(records.version_fields(version))) for version in history)
@@ -78,10 +78,7 @@ def _of_bytes(store: Store, rows: int, peer: str) -> Iterator[Figure]:
 
 
 def _of_readers(store: Store, stored: Ngrams, draw: np.random.Generator, runs: int) -> Iterator[Figure]:
-    def opening(ref: str) -> float:
-        return seconds(lambda: store.reader(ref).close(), time.perf_counter)
-
-    turns = in_turn({ref: partial(opening, ref) for ref in store.refs()}, runs)
+    turns = in_turn({ref: partial(opening, store, ref) for ref in store.heads()}, runs)
     yield Figure("append_open", 1e3 * median(turns["many"]), "ms", runs=runs)
     yield Figure(
         "append_open_over_first", median_ratio(turns, "many", "few"), "x", 1.5, False, runs, "1 append"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,11 @@ def measure(folder: Path, keys: int, runs: int) -> Iterator[Figure]:
 
 def _ref(depth: int) -> str:
     return f"v{depth}"
+
+
+def opening(store: Store, ref: str) -> float:
+    """Return the seconds that opening and closing a reader take."""
+    return seconds(lambda: store.reader(ref).close(), time.perf_counter)
 
 
 def look_ups(readers: Mapping[str, Reader], batches: NDArray[np.int32], runs: int) -> dict[str, list[float]]:

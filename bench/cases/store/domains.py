@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from bench.cases.store.data import VOCAB, RandomVectors
-from bench.cases.store.deep import BATCH, BATCHES, look_ups
+from bench.cases.store.deep import BATCH, BATCHES, look_ups, opening
 from bench.harness.report import Figure, in_turn, median_ratio, seconds
 from hmi.resident import resident
 from plot_store import Schema, Store
@@ -23,11 +23,11 @@ ROOT = {3: 20_000, 2: 10_000, 1: 2_000}
 OF_EACH = {3: 200, 2: 100, 1: 50}
 """A domain's n-grams, by order."""
 SOME = 100
-"""Domains at either end whose time is compared."""
+"""The number of first and of last domains whose times are compared."""
 
 
 def measure(folder: Path, domains: int, runs: int) -> Iterator[Figure]:
-    """Yield what so many domains take: mappings, memory, publishing, opening, look-ups beside the others."""
+    """Yield what so many domains cost: mappings, memory, and times of publishing, opening and look-ups."""
     draw, vectors, schema = np.random.default_rng(7), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
     published, opened = list[float](), list[float]()
     with Store.open(folder, create=True) as store, ExitStack() as readers:
@@ -43,12 +43,9 @@ def measure(folder: Path, domains: int, runs: int) -> Iterator[Figure]:
         refs = [f"root/d{number}" for number in range(domains)]
         for ref in refs:
             published.append(seconds(partial(build, ref, OF_EACH), time.perf_counter))
-        held: list[object] = []
         before = resident().anonymous
         for ref in refs:
-            opened.append(
-                seconds(lambda: held.append(readers.enter_context(store.reader(ref))), time.perf_counter)  # noqa: B023
-            )
+            opened.append(seconds(lambda: readers.enter_context(store.reader(ref)), time.perf_counter))  # noqa: B023
         peer = f"{domains:,} domains"
         yield Figure("domains_mappings", _mappings(folder), "mappings", 2 * domains, False, peer=peer)
         yield Figure(
@@ -73,14 +70,10 @@ def measure(folder: Path, domains: int, runs: int) -> Iterator[Figure]:
             runs,
             "the same domain in a store of its own",
         )
-        turns = in_turn({ref: partial(_one, store, ref) for ref in (refs[0], refs[-1])}, runs)
+        turns = in_turn({ref: partial(opening, store, ref) for ref in (refs[0], refs[-1])}, runs)
         yield Figure("domains_reopen", 1e3 * median(turns[refs[0]]), "ms", runs=runs, peer=peer)
         for reader in pair.values():
             reader.close()
-
-
-def _one(store: Store, ref: str) -> float:
-    return seconds(lambda: store.reader(ref).close(), time.perf_counter)
 
 
 def _mappings(folder: Path) -> int:

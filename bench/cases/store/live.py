@@ -51,9 +51,9 @@ def measure(folder: Path, phase_s: float, phases: int) -> Iterator[Figure]:
 
 @contextmanager
 def publisher_of(store: Store) -> Iterator[Event]:
-    """Let a child process publish on REF in the block while the event is set that this yields, and begin so.
+    """Context manager: a child process publishes on REF while the yielded event is set. It is set at first.
 
-    Raises HmiError.
+    Raises HmiError if the child does not start.
     """
     context = multiprocessing.get_context("spawn")
     publishing, ended = context.Event(), context.Event()

@@ -1,6 +1,6 @@
 """Rows of `bench store`: calls that go through a catalogue of many refs and versions.
 
-The versions are records alone: all of them have the files of one small version, so that files take no time.
+The versions are only records. All of them name the files of one small version, so that files take no time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plot_store.database.database import Database
 
 ROOT = "root"
 OLD = 20
-"""Versions of each ref in the second of the two stores."""
+"""The number of versions of each ref in the second of the two stores."""
 META = {
     "root_version": "0" * 64,
     "lower": None,
@@ -41,8 +41,9 @@ LEAST = 200
 
 
 def measure(folder: Path, keys: int, runs: int) -> Iterator[Figure]:
-    """Yield the wall times of calls: with a ref for each 100 keys, at most 10,000; and with as many versions,
-    OLD of each ref.
+    """Yield the wall times of calls on two stores of a version for each 100 keys, at most 10,000.
+
+    Each ref of the first store has one version. Each ref of the second has OLD versions.
     """
     versions = max(LEAST, min(10_000, keys // 100))
     for old in (1, OLD):
@@ -89,14 +90,14 @@ def _median(name: str, runs: int, call: Callable[[], object]) -> Figure:
 
 
 def _deletions(store: Store, name: str, runs: int, numbers: Iterator[int]) -> Iterator[Figure]:
-    """The time of deletions, and how long one holds the write lock at most."""
+    """Yield the time of deletions, and the longest time for which one holds the write lock."""
     with lock_times() as held:
         yield _median(name, runs, lambda: store.delete(_ref(next(numbers))))
     yield Figure(f"{name}_lock_held", 1e3 * max(held), "ms", runs=len(held))
 
 
 def fill(store: Store, refs: int, old: int) -> None:
-    """Publish a root, and record this many branches with this many versions each."""
+    """Publish a root, and record so many branches with `old` versions each."""
     with store.writer(ROOT, schema=Schema(dim=16, vocab=VOCAB), build="root") as writer:
         for order in (1, 2, 3):
             ngrams = np.arange(1, order + 1, dtype=np.uint32)[None, :]

@@ -79,7 +79,7 @@ def _kept_plot(ctx: JobContext, record: RootRecord) -> str:
     ctx.registry.update_job(
         ctx.job.job, lambda job: job.model_copy(update={"spec": {**job.spec, "root": record.name}})
     )
-    found = current_version(ctx.plots, record.name)  # None: deleted before the line above
+    found = current_version(ctx.plots, record.name)
     if found is None:
         raise NotFound(f"root {record.name} was deleted meanwhile", field="root")
     return found.id

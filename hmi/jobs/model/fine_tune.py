@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hmi.core import ModelId, ModelVersion, Task, TaskRules
-from hmi.errors import InvalidInput, NotFound
+from hmi.errors import InvalidInput
 from hmi.jobs.improving.handing_over import hand_over
 from hmi.jobs.model import generation, import_module
 from hmi.jobs.model import train_ramps as train_ramps_job
@@ -28,7 +28,6 @@ from hmi.model.tasks import KINDS, task_of_version
 from hmi.model.tasks.embedding import Embedding
 from hmi.model.tenant.artefact import Artefact
 from hmi.stores.plot.plot_meta import PlotMeta
-from hmi.stores.plot.plots import current_version
 from hmi.stores.tensors.adapter_store import DamagedArtefact
 from hmi.training.fit.learner import Learner
 from hmi.training.tasks.row_keys import RowKeys
@@ -174,9 +173,6 @@ def _pinned_plot(ctx: JobContext, domain: str) -> VersionInfo:
     sees the same features."""
     pinned = ctx.pinned().plot
     if pinned is None:
-        found = current_version(ctx.plots, domain)
-        if found is None:
-            raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        pinned = found.id
+        pinned = ctx.domain(domain).id
         ctx.pin(PinnedPlots(plot=pinned))
     return ctx.plots.version(pinned)

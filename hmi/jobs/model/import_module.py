@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from hmi.core import ModelVersion, TaskRules, now
-from hmi.errors import NotFound
 from hmi.jobs.model.results import published_result
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import FineTuneSpec
@@ -25,7 +24,6 @@ from hmi.model.tenant.interchange_peft import PeftModule, read_peft
 from hmi.model.tenant.interchange_tensors import HeadTwin, read_head, read_module, read_safetensors
 from hmi.model.tenant.stored_dtype import int8_of
 from hmi.stores.plot.plot_meta import PlotMeta
-from hmi.stores.plot.plots import current_version
 
 
 def without_rows(ctx: JobContext) -> bool:
@@ -38,9 +36,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     counterpart in HMI."""
     spec = FineTuneSpec.of(ctx.job)
     domain, model = spec.domain, spec.model_id
-    plot = current_version(ctx.plots, domain)
-    if plot is None:
-        raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
+    plot = ctx.domain(domain)
     root = plot.ref.split("/")[0]
     info = read_any_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
     ctx.progress(0, 1, phase="importing")

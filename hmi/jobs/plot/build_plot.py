@@ -337,12 +337,9 @@ def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
 
 
 def _parent_version(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:
-    current = current_version(ctx.plots, str(domain))
     if mode in ("update", "grow"):
-        if current is None:
-            raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
-        return current
-    if current is not None:
+        return ctx.domain(str(domain))
+    if current_version(ctx.plots, str(domain)) is not None:
         raise Conflict(f"domain {domain} exists already: update it, or choose another name", field="domain")
     parent = None if domain.parent is None else current_version(ctx.plots, str(domain.parent))
     if parent is None:

@@ -14,11 +14,11 @@ from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
 from hmi.stores.layout import Layout
-from hmi.stores.plot.plots import open_plots
+from hmi.stores.plot.plots import current_version, open_plots
 from hmi.stores.records.registry import Registry
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
-from plot_store import Store
+from plot_store import Store, VersionInfo
 
 WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
@@ -80,6 +80,13 @@ class JobContext:
     @cached_property
     def samples(self) -> Samples:
         return Samples(self.layout.samples)
+
+    def domain(self, domain: str) -> VersionInfo:
+        """Return a domain's current version. Raises NotFound."""
+        found = current_version(self.plots, domain)
+        if found is None:
+            raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
+        return found
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""

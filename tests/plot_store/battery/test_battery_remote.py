@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections import Counter
@@ -11,6 +10,7 @@ from typing import Any
 
 import plotlab as lab
 from nursery import Nurseries, Nursery
+from remotelab import credentials
 
 ROUNDS = 20  # of one remote and its two stores
 CALLS = {"push": 26, "pull": 12}  # about as many as these make
@@ -81,12 +81,5 @@ def test_killed_with_a_folder(
 def test_killed_with_a_server(
     nurseries: Nurseries, counts: Callable[[int, int], int], tell: Callable[[str], None], bucket: str
 ) -> None:
-    environment = {
-        "AWS_ENDPOINT_URL": bucket,
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-    }
-    deaths = killed(nurseries, counts(3, 30), "s3://plots/battery", environment)
+    deaths = killed(nurseries, counts(3, 30), "s3://plots/battery", credentials(bucket))
     tell(f"remote over S3, kill -9: {dict(deaths)}: 0 violations")
