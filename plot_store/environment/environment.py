@@ -147,6 +147,8 @@ class Environment:
         whole: False reads of an index only which segments it covers, and only that may be used.
         """
         found = self.at_place(info, lambda place: self.segments.get(info, schema, place, whole))
+        # Another process may have collected it, with the record of its place, while a reader here maps it.
+        found = found or self.segments.mapped(info, schema)
         if found is None:
             raise Damaged(
                 f"segment {info.name} is missing: restore it with an import of an export, or build the "

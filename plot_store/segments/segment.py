@@ -279,9 +279,7 @@ class SegmentCache:
         with self._lock:
             found = self._segments.get(info.name)
         if found is not None and (found.file.path, found.at) == (path, place.at) and found.file.is_current:
-            found.check_size()
-            check_agreement(found.layout, info, schema)
-            return found
+            return self.mapped(info, schema)
         try:
             opened = open_segment(path, info, schema, place.at, whole, self._map)
         except _Gone:
@@ -295,6 +293,15 @@ class SegmentCache:
                 return other
             self._segments[info.name] = opened
         return opened
+
+    def mapped(self, info: SegmentInfo, schema: Schema) -> MappedSegment | None:
+        """Return the segment if it is mapped, wherever it lay. Raises Damaged."""
+        with self._lock:
+            found = self._segments.get(info.name)
+        if found is not None:
+            found.check_size()
+            check_agreement(found.layout, info, schema)
+        return found
 
     def _map(self, path: Path, fd: int) -> MappedFile:
         """Map an open file, unless it is mapped already. Raises OSError, StoreIO."""

@@ -75,10 +75,12 @@ def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[s
     # named: of a file whose segment lies elsewhere, too. An import may bring the segment back to it, and end.
     seen, left, named = environment.catalogue.read(find)
 
-    def remove_some(txn: CatalogueTxn) -> tuple[int, Swept, Seen, set[str]]:
+    unlinked = set[str]()  # by any transaction: one that fails may run again, and finds them gone
+
+    def remove_some(txn: CatalogueTxn) -> tuple[int, list[str], Seen, set[str]]:
         changed = changes.since(txn, seen)
         live = named | changes.named_since(txn, changed)
-        done, gone, unlinked, own = 0, list[str](), list[str](), list[str]()
+        done, gone, own = 0, list[str](), list[str]()
         for item in changes.briefly(left):
             done += 1
             if item.is_needed(txn, live):
@@ -90,17 +92,17 @@ def sweep(environment: Environment, segments: Iterable[str], orphans: Iterable[s
                 file, keys = item.name, places.drop_file(txn, item.name)
             own += keys
             if file is not None and remove(environment.folder / file):
-                unlinked.append(file)
-        return done, Swept(tuple(gone), tuple(unlinked)), changes.with_own(txn, changed.seen, own), live
+                unlinked.add(file)
+        return done, gone, changes.with_own(txn, changed.seen, own), live
 
-    found = Swept((), ())
+    dropped: list[str] = []
     while left:
         done, some, seen, named = environment.write_freeing(remove_some)
-        found = Swept(found.segments + some.segments, found.files + some.files)
+        dropped += some
         left = left[done:]
         if left:
             give_way()
-    return found
+    return Swept(tuple(dropped), tuple(unlinked))
 
 
 @dataclass(frozen=True)

@@ -334,3 +334,21 @@ def test_a_long_import_survives_collections(
     store.import_archive(file, progress=wait)
     assert len(set(waited)) > 3
     lab.check(store)
+
+
+def test_an_export_of_what_another_process_collects_meanwhile_ends(store: Store, tmp_path: Path) -> None:
+    made = lab.content(1)
+    old = lab.put(store, "r", made)
+    collect = "import sys; from plot_store import Store; Store.open(sys.argv[1]).gc(keep_versions=1)"
+
+    def go_on(done: int, total: int) -> None:
+        if store.version("r").id == old.id:
+            lab.put(store, "r", lab.content(2))
+            ran = lab.child(collect, store.path)
+            assert ran.returncode == 0, ran.stderr
+
+    store.export("r", tmp_path / "r.plot", progress=go_on)
+    with pytest.raises(Collected):
+        store.version(old.id)
+    with Store.open(tmp_path / "to", create=True) as to:
+        assert to.import_archive(tmp_path / "r.plot") == old

@@ -13,10 +13,10 @@ from pathlib import Path
 import plotlab as lab
 import pytest
 
-from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store
+from plot_store import Collected, Invalid, NotFound, PlotStoreError, Store, StoreFull
 from plot_store.care import gc
 from plot_store.catalogue import changes
-from plot_store.catalogue.catalogue import FORMAT, CatalogueTxn
+from plot_store.catalogue.catalogue import FORMAT, Catalogue, CatalogueTxn
 from plot_store.environment.environment import Environment
 
 
@@ -368,4 +368,29 @@ def test_the_record_of_a_file_that_was_lost_goes(store: Store, tmp_path: Path) -
     assert kept.name != lost.name
     assert store.gc(dry_run=True) == replace(store.gc(), dry_run=True)
     assert store._env().catalogue.read(lambda txn: txn.keys("file/")) == [kept.name]
+    lab.check(store)
+
+
+def test_a_sweep_that_runs_again_on_a_full_disk_reports_all_that_it_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        lab.put(store, "r", lab.content(seed))
+    expected = store.gc(dry_run=True, keep_versions=1)
+    real, failed = Catalogue.write, list[str]()
+
+    def write(catalogue: Catalogue, body: Callable[[CatalogueTxn], object]) -> object:
+        def full(txn: CatalogueTxn) -> object:
+            found = body(txn)
+            if body.__name__ == "remove_some" and not failed:
+                failed.append("at its commit")
+                raise StoreFull("no space left")
+            return found
+
+        return real(catalogue, full)
+
+    monkeypatch.setattr(Catalogue, "write", write)
+    found = store.gc(keep_versions=1)
+    assert failed
+    assert (found.bytes, found.segments) == (expected.bytes, expected.segments)
     lab.check(store)
