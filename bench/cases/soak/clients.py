@@ -30,7 +30,7 @@ POLL_S = 0.5
 FLOODERS = 16
 FLOOD_TEXTS = 64
 PAUSE_S = 1.0
-"""Seconds between two bytes of a slow client. Clients that leave come ten times in so many seconds."""
+"""The seconds between two bytes of a slow client. Ten clients that leave come in this time."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Patient:
     async def _stream(
         self, soil: WritingSoil, name: str, which: tuple[int, int], most: int | None, leaves: int | None
     ) -> None:
-        """Read a stream. which: the model and the prompt. leaves: leave after so many events; None: stay."""
+        """Read a stream. which: the model and the prompt. leaves: the events after which the reader leaves, or None."""
         (model, prompt), way = which, WAYS[name]
         standing = soil.standing[model]
         allowed, heard = standing.asked(), Heard()

@@ -25,7 +25,7 @@ from hmi.cli.framework.session import CliSession
         type=Whole(0),
         default=0,
         show_default=True,
-        help="Before the load, end so many servers by SIGKILL, and as many by SIGTERM.",
+        help="Servers to end by SIGKILL before the load. As many end by SIGTERM.",
     ),
     click.option(
         "--out",

@@ -102,7 +102,7 @@ async def learn_texts(http: Http, plan: SoakPlan, home: Home) -> WritingSoil:
 
 @dataclass
 class Heard:
-    """What a reader has got of a stream so far."""
+    """The part of a stream that a reader has received."""
 
     text: str = ""
     accepted: bool = False
@@ -112,7 +112,7 @@ class Heard:
     end: str = ""
     """"end" after the last event of a whole text. After an error's event, the kind of the error."""
     improper: str = ""
-    """What is wrong with the stream; empty: nothing."""
+    """The faults of the stream, or an empty text."""
     reason: str | None = None
     """Why the text ended, as the last piece of OpenAI's stream says."""
 

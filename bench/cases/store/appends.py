@@ -28,7 +28,7 @@ SOME = 100
 
 
 def measure(folder: Path, appends: int, runs: int) -> Iterator[Figure]:
-    """Yield the times, files and bytes of so many appends to one ref. Then yield the times of readers."""
+    """Yield the times, files and bytes of `appends` appends to one ref. Then yield the times of readers."""
     draw, vectors, schema = np.random.default_rng(9), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
 
     def drawn(counts: dict[int, int]) -> list[tuple[Ngrams, Rows]]:

@@ -18,7 +18,7 @@ from plot_store import Reader, Schema, Store
 DIM = 64
 DEPTHS = (8, 16, 24)
 OWN = 20
-"""How many times as many n-grams the root has as each version above it."""
+"""The root's n-grams, divided by those of each version above it."""
 BATCH, BATCHES = 2_049, 40
 READERS = 50
 """The number of readers that are opened. A figure is for one of them."""

@@ -27,7 +27,7 @@ SOME = 100
 
 
 def measure(folder: Path, domains: int, runs: int) -> Iterator[Figure]:
-    """Yield what so many domains cost: mappings, memory, and times of publishing, opening and look-ups."""
+    """Yield the mappings and memory of many domains, and the times of publishing, opening and look-ups."""
     draw, vectors, schema = np.random.default_rng(7), RandomVectors(DIM), Schema(dim=DIM, vocab=VOCAB)
     published, opened = list[float](), list[float]()
     with Store.open(folder, create=True) as store, ExitStack() as readers:

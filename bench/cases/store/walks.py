@@ -97,7 +97,7 @@ def _deletions(store: Store, name: str, runs: int, numbers: Iterator[int]) -> It
 
 
 def fill(store: Store, refs: int, old: int) -> None:
-    """Publish a root, and record so many branches with `old` versions each."""
+    """Publish a root, and record `refs` branches with `old` versions each."""
     with store.writer(ROOT, schema=Schema(dim=16, vocab=VOCAB), build="root") as writer:
         for order in (1, 2, 3):
             ngrams = np.arange(1, order + 1, dtype=np.uint32)[None, :]

@@ -20,7 +20,7 @@ def _drawn(seed: Any) -> Any:
 
 
 class OllamaOptions(Request):
-    """How tokens are chosen. Defaults are Ollama's, except repeat_penalty, which is off."""
+    """The choice of tokens. Defaults are Ollama's, but repeat_penalty is off."""
 
     temperature: Temperature = 0.8
     top_k: TopK = 40
