@@ -117,7 +117,7 @@ class Patient:
     async def _stream(
         self, soil: WritingSoil, name: str, which: tuple[int, int], most: int | None, leaves: int | None
     ) -> None:
-        """Read a stream. which: the model and the prompt. leaves: the events after which the reader leaves, or None."""
+        """Read a stream. which: the model and the prompt. leaves: the number of events to read; None: all."""
         (model, prompt), way = which, WAYS[name]
         standing = soil.standing[model]
         allowed, heard = standing.asked(), Heard()

@@ -1,5 +1,7 @@
-"""What the phases of the soak share: its sizes, its HTTP calls, its data folder with models, and the right
-answer of each version of a model to each text."""
+"""The common ground of the soak's phases: sizes, HTTP calls, a data folder with models, and right answers.
+
+Each version of a model has its right answer to each text.
+"""
 
 from __future__ import annotations
 
