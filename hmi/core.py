@@ -82,6 +82,7 @@ JobKind = Literal[
     "build_plot",
     "fine_tune",
     "compact_plot",
+    "erase",
     "profile_cascade",
     "shard_root",
     "backup",

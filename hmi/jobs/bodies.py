@@ -24,6 +24,7 @@ BODIES: Mapping[JobKind, Body] = {
     "build_plot": _lazily("hmi.jobs.plot.build_plot"),
     "fine_tune": _lazily("hmi.jobs.model.fine_tune"),
     "compact_plot": _lazily("hmi.jobs.plot.compact_plot"),
+    "erase": _lazily("hmi.jobs.plot.erase_text"),
     "profile_cascade": _lazily("hmi.jobs.stage.profile_cascade"),
     "shard_root": _lazily("hmi.jobs.root.shard_root"),
     "backup": _lazily("hmi.jobs.back_up"),

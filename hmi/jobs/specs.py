@@ -115,6 +115,23 @@ class CompactPlotSpec(Spec):
     max_segments: int
 
 
+TEXT, KEEP, PHRASES = "text", "keep", "phrases"
+"""The names of the inputs of `EraseSpec`."""
+
+
+class EraseSpec(Spec):
+    """Erase texts from a domain.
+
+    Inputs: text, whose n-grams go; keep, whose n-grams stay; phrases, a JSON list: every n-gram that contains
+    one goes. They are inputs and not fields, since a job's record outlives the job."""
+
+    domain: str
+    dry_run: bool = False
+    """Only count what would go."""
+    encoding: str | None = None
+    """The encoding of text and keep; None: recognised by their bytes."""
+
+
 class ShardRootSpec(Spec):
     """Cut a root into shards. Input: text, one a line; without it nothing is measured."""
 

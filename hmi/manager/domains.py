@@ -4,8 +4,9 @@ module holds the rules.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any, Literal
 import plot_store
 from hmi.core import DeletedParts, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.checks import checked_corpus
+from hmi.jobs.checks import CHECKED_BYTES, checked_corpus
 from hmi.jobs.options import BuildPlotOptions
-from hmi.jobs.specs import BuildPlotSpec
+from hmi.jobs.specs import KEEP, PHRASES, TEXT, BuildPlotSpec, EraseSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import current_version, plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE
+from hmi.training.data.corpus import open_corpus
 from plot_store import Store, VersionInfo
 
 ByteProgress = Callable[[int, int], None]
@@ -162,6 +164,35 @@ class DomainOperations:
             )
         spec = BuildPlotSpec(domain=name, mode="grow", min_count=min_count, epoch=epoch)
         return self._parts.runner.submit("build_plot", spec.stored(), inputs={SKETCH: sketch_bytes(sketch)})
+
+    def erase(
+        self,
+        domain: str,
+        text: Path | bytes | None,
+        keep: Path | bytes | None,
+        phrases: Sequence[str],
+        encoding: str | None,
+        dry_run: bool,
+    ) -> JobRecord:
+        """Erase a text and phrases from all versions of a domain."""
+        name = self.current(DomainId.parse(domain)).ref
+        if text is None and not phrases:
+            raise InvalidInput("there is nothing to erase: give a text, or phrases", field="text")
+        if text is None and keep is not None:
+            raise InvalidInput("keep is of no use without a text: leave it out, or give a text", field="keep")
+        inputs = {part: given for part, given in ((TEXT, text), (KEEP, keep)) if given is not None}
+        for part, given in inputs.items():
+            open_corpus(given, first=CHECKED_BYTES, field=part, encoding=encoding)
+        self._parts.misses.flush()
+        inputs[PHRASES] = json.dumps(list(phrases)).encode()
+        spec = EraseSpec(domain=name, dry_run=dry_run, encoding=encoding)
+        return self._parts.runner.submit("erase", spec.stored(), inputs=inputs)
+
+    def erased(self, job: JobRecord) -> None:
+        """Let the engine read again what an ended job has erased from."""
+        if job.kind == "erase" and job.result is not None:
+            self._parts.tell_deleted(DeletedParts(plots=frozenset(job.result["versions"])))
+            self._parts.misses.refresh()
 
     def set(self, domain: str, record_misses: bool | None) -> DomainInfo:
         branch = DomainId.parse(domain)

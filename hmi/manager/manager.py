@@ -71,6 +71,7 @@ class Manager:
         self.settings, self.registry, self.plots = settings, registry, plots
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = DomainOperations(self._parts)
+        runner.on_ended.append(self._domains.erased)
         self._models = ModelOperations(self._parts, self._domains)
         self._cascades = Cascades(self._parts)
         self.tokens = TokenProfiles(self._parts)
@@ -150,6 +151,23 @@ class Manager:
         so often, or a job is at work on the domain).
         """
         return self._domains.grow(domain, min_count)
+
+    def erase_from_domain(
+        self,
+        domain: str,
+        *,
+        text: Path | bytes | None = None,
+        keep: Path | bytes | None = None,
+        phrases: Sequence[str] = (),
+        encoding: str | None = None,
+        dry_run: bool = False,
+    ) -> JobRecord:
+        """Erase from all versions of a domain the n-grams of `text` that `keep` lacks, and those that contain
+        a phrase; from its samples the passages of them; and the misses recorded for it.
+
+        Raises InvalidInput, NotFound, Conflict (a job is at work on it), StorageFull.
+        """
+        return self._domains.erase(domain, text, keep, phrases, encoding, dry_run)
 
     def set_domain(self, domain: str, *, record_misses: bool | None = None) -> DomainInfo:
         """Change the settings that are not None. record_misses=True records the n-grams that users'

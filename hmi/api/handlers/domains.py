@@ -11,6 +11,7 @@ from hmi.api.schemas.domains import (
     CreateDomain,
     DomainList,
     DomainView,
+    EraseText,
     GrowDomain,
     RollbackDomain,
     UpdateDomain,
@@ -70,6 +71,20 @@ async def grow_domain(call: RouteCall) -> Reply:
     return accepted(
         await asyncio.to_thread(manager.grow_domain, str(call.domain()), min_count=body.min_count)
     )
+
+
+async def erase_text(call: RouteCall) -> Reply:
+    body: EraseText = call.body
+    job = await asyncio.to_thread(
+        call.services.manager.erase_from_domain,
+        str(call.domain()),
+        text=call.files.get("text"),
+        keep=call.files.get("keep"),
+        phrases=body.phrases,
+        encoding=body.encoding,
+        dry_run=body.dry_run,
+    )
+    return accepted(job)
 
 
 async def rollback_domain(call: RouteCall) -> Reply:

@@ -84,7 +84,7 @@ def build_services(
     metrics.watch_background(manager.runner.pacer.totals)
     tracer = tracer_of(settings)
     if tracer is not None:
-        manager.runner.on_ended = job_spans(tracer)
+        manager.runner.on_ended.append(job_spans(tracer))
     rates = Rates(TenantCache(registry).limits, settings.tenant_burst_s)
     return Services(
         settings=settings,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from hmi.api.schemas.shared import Alpha, Answer, Change, DomainName, PathRef, Request
 from hmi.jobs.options import BuildPlotOptions
+from hmi.training.data.reading import EncodingName
 
 
 class ChangeDomain(Change):
@@ -80,6 +81,28 @@ class UpdateDomain(Request):
     pretrain: bool = False
     corpus: PathRef | None = None
     options: BuildPlotOptions = BuildPlotOptions()
+
+
+class EraseText(Request):
+    """What a domain is to forget. At least one of `text` and `phrases` must be given."""
+
+    text: PathRef | None = Field(
+        default=None, description="A corpus whose n-grams of two or more tokens go, and its passages."
+    )
+    keep: PathRef | None = Field(
+        default=None, description="A corpus whose n-grams stay, such as the domain's corpus without the text."
+    )
+    phrases: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]] = (
+        Field(
+            default=[],
+            max_length=1000,
+            description="Words or names, each in all its forms: n-grams and passages that contain one go.",
+        )
+    )
+    encoding: EncodingName | None = Field(
+        default=None, description="The encoding of text and keep; null: recognised by their bytes."
+    )
+    dry_run: bool = Field(default=False, description="Only count what would go.")
 
 
 class RollbackDomain(Request):

@@ -151,6 +151,49 @@ def grow(session: CliSession, name: str, min_count: int, detach: bool, as_json: 
         finish(session, calls, job, detach=detach, as_json=as_json)
 
 
+@domain.command()
+@click.argument("name", metavar="ROOT/BRANCH")
+@click.argument("text", type=FILE, required=False)
+@click.option("--keep", type=FILE, help="A corpus whose n-grams stay, although TEXT has them, too.")
+@click.option(
+    "--phrase",
+    "phrases",
+    multiple=True,
+    metavar="WORDS",
+    help="Erase n-grams and passages that contain these words. Repeat it for each form of them.",
+)
+@click.option("--dry-run", is_flag=True, help="Only count what would go.")
+@click.option("--encoding", metavar="NAME", help="The encoding of the text, such as windows-1252.")
+@yes_option
+@job_options
+@pass_session
+def erase(
+    session: CliSession,
+    name: str,
+    text: Path | None,
+    keep: Path | None,
+    phrases: tuple[str, ...],
+    dry_run: bool,
+    encoding: str | None,
+    yes: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Erase the n-grams and passages of TEXT from all versions of a domain.
+
+    TEXT is a corpus, as for 'hmi domain create'. N-grams are of two or more tokens. Models stay on their
+    version, and answer without what was erased. The misses recorded for the domain go, too.
+    """
+    session.may_start_jobs()
+    files = {part: path for part, path in (("text", text), ("keep", keep)) if path is not None}
+    body = {"phrases": list(phrases), "encoding": encoding, "dry_run": dry_run}
+    with session.calls() as calls:
+        if not dry_run:
+            confirm(f"texts from the domain {name} for good", yes, lambda: calls.request("GET", _path(name)))
+        job = calls.request("POST", f"{_path(name)}/erase", body, files)["job"]
+        finish(session, calls, job, detach=detach, as_json=as_json)
+
+
 @domain.command("list")
 @as_json
 @pass_session

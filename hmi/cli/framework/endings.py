@@ -25,6 +25,8 @@ def figures(view: Mapping[str, Any]) -> Figures:
         return improved(result)
     if view["kind"] == "build_plot":
         return _of_plot(result)
+    if view["kind"] == "erase":
+        return _of_erasure(result)
     if view["kind"] == "profile_cascade":
         return _of_cascade(result)
     if view["kind"] == "shard_root":
@@ -163,6 +165,25 @@ def _of_plot(result: Mapping[str, Any]) -> Figures:
         if result.get("text_bytes"):
             times = result["bytes"] / result["text_bytes"]
             found["size"] += f", {times:.3g} times the text; a smaller one: --alpha or --budget"
+    return found
+
+
+def _of_erasure(result: Mapping[str, Any]) -> Figures:
+    each = ", ".join(
+        f"{count:,} of {order} tokens" for order, count in sorted(result["ngrams"].items()) if count
+    )
+    found = {
+        "n-grams": f"{sum(result['ngrams'].values()):,}{f' ({each})' if each else ''}, "
+        f"in {counted(len(result['versions']), 'version')} of {', '.join(result['domains']) or 'no domain'}",
+        "passages": f"{result['passages']:,} of the domain's sample",
+        "misses": f"all {result['misses']:,} that were recorded",
+    }
+    if result["left"]:
+        found["left"] = f"{', '.join(result['left'])}: run 'hmi store gc' in an hour"
+    if result["pretrained"]:
+        found["lower layers"] = (
+            "they were trained on the corpus, and stay: create the domain anew without the text"
+        )
     return found
 
 

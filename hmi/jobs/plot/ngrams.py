@@ -40,18 +40,19 @@ def count_corpus(
     corpora: Sequence[Path],
     documents: int,
     n: int = N,
+    folder: str = "counts",
 ) -> CountedNgrams:
     """Count the n-grams of all corpora together, in the windows of the tokenizer's models.
 
-    Finished counts of an earlier attempt at the job are reused. Raises as `read_documents` and as
-    `NgramCounter`, JobCancelled, JobStopped.
+    folder: its name in the job's folder. Finished counts of an earlier attempt at the job are reused. Raises
+    as `read_documents` and as `NgramCounter`, JobCancelled, JobStopped.
     """
-    folder = ctx.folder / "counts"
-    found = CountedNgrams.open(folder)
+    kept = ctx.folder / folder
+    found = CountedNgrams.open(kept)
     if found is not None:
         return found
     orders = range(min(2, n), n + 1)
-    with NgramCounter(n, orders, folder, window=tokenizer.window) as counter:
+    with NgramCounter(n, orders, kept, window=tokenizer.window) as counter:
         done = 0
         for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
             counter.add(tokens, offsets)

@@ -197,10 +197,10 @@ def in_chunks(ngrams: Ngrams) -> Iterator[Ngrams]:
 
 def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
     """Yield all chunks, then the n-grams of `own` (ascending) that were in none of them."""
-    keys, left = _keys(own), np.ones(len(own), np.bool_)
+    keys, left = keys_of(own), np.ones(len(own), np.bool_)
     for chunk in chunks:
         yield chunk
-        wanted = _keys(chunk)
+        wanted = keys_of(chunk)
         at = keys.searchsorted(wanted)
         found = at < len(keys)
         found[found] = keys[at[found]] == wanted[found]
@@ -208,7 +208,7 @@ def _and_rest(chunks: Iterable[Ngrams], own: Ngrams) -> Iterator[Ngrams]:
     yield from in_chunks(own[left])
 
 
-def _keys(ngrams: Ngrams) -> NDArray[Any]:
+def keys_of(ngrams: Ngrams) -> NDArray[Any]:
     """One key for each n-gram, in the same order: a number for up to three ids, else their bytes; [m]."""
     if ngrams.shape[1] * ID_BITS > 64:
         big = np.ascontiguousarray(ngrams, ">u4")

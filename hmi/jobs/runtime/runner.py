@@ -80,7 +80,7 @@ class JobRunner:
         self._workers = settings.job_workers if workers is None else workers
         self._layout = Layout(settings.data)
         self._housekeeping = housekeeping
-        self.on_ended: Callable[[JobRecord], None] = lambda record: None
+        self.on_ended: list[Callable[[JobRecord], None]] = []
         """Called with the record of each job whose process has ended here, on the runner's thread."""
         self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
@@ -275,7 +275,8 @@ class JobRunner:
         with log_damaged(log, f"telling of job {job}"), suppress(NotFound):
             record = self._registry.job(job)
             if record.state in ENDED:
-                self.on_ended(record)
+                for told in self.on_ended:
+                    told(record)
 
     def _start_queued(self) -> None:
         at = time.monotonic()

@@ -41,6 +41,7 @@ _TARGET = {
     "build_plot": "domain",
     "fine_tune": "model",
     "compact_plot": "domain",
+    "erase": "domain",
     "profile_cascade": "model",
     "shard_root": "name",
     "backup": "folder",
