@@ -119,6 +119,21 @@ class Domains(Resource):
         """Build a new version with what users' texts missed most."""
         return self.start(f"{self._path(domain)}/grow", {"min_count": min_count}, once)
 
+    def erase(
+        self,
+        domain: str,
+        text: Data | None = None,
+        *,
+        keep: Data | None = None,
+        phrases: List[str] | None = None,
+        encoding: str | None = None,
+        dry_run: bool = False,
+        once: str | None = None,
+    ) -> Job:
+        """Erase a text's n-grams and passages from all versions, and those that contain a phrase."""
+        body = {"dry_run": dry_run, **fields(phrases=phrases, encoding=encoding)}
+        return self.start(f"{self._path(domain)}/erase", body, once, text=text, keep=keep)
+
     def record_misses(self, domain: str, on: bool) -> Domain:
         """Start to record the n-grams that users' texts miss, or stop and delete the record."""
         answer = self._session.send(change(self._path(domain), {"record_misses": on}))

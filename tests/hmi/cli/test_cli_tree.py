@@ -35,6 +35,7 @@ COMMANDS = {
     "doctor": "",
     "domain create": "tiny/a FILE",
     "domain delete": "tiny/a --yes",
+    "domain erase": "tiny/a FILE --yes",
     "domain grow": "tiny/a",
     "domain list": "",
     "domain rollback": "tiny/a v1",

@@ -36,6 +36,7 @@ COMPUTES = {
     "job resume",
     "job watch",
     "domain create",
+    "domain erase",
     "domain grow",
     "domain update",
     "model cascade show",
