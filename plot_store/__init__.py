@@ -36,6 +36,7 @@ from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import (
     ORDER_NAMES,
     Damage,
+    EraseReport,
     GcReport,
     Hits,
     Schema,
@@ -71,6 +72,7 @@ __all__ = [
     "DeviceHits",
     "DeviceReader",
     "DiffReport",
+    "EraseReport",
     "Forked",
     "FormatTooNew",
     "GcReport",

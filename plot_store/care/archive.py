@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import xxhash
@@ -98,16 +98,17 @@ def _renamed(versions: list[VersionInfo], ref: str) -> VersionInfo:
         return tip
     if any(version.ref == ref for version in versions[1:]):
         raise Invalid(f"{ref} is the name of an ancestor in this export: choose another")
-    return records.new_version(
+    named = records.new_version(
         ref=ref,
         parent=tip.parent,
         previous=None,
         created=tip.created,
         schema=tip.schema,
-        segments=tip.segments,
+        segments=tip.published,
         build=tip.build,
         meta=tip.meta,
     )
+    return replace(named, segments=tip.segments, erased=tip.erased)
 
 
 def _is_present(txn: CatalogueTxn, tip: VersionInfo) -> bool:

@@ -31,6 +31,7 @@ CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27
 LEVEL: Final = 3
+ERASED_FORMAT: Final = NEWEST_FORMAT + 1  # of an archive whose manifest lists erased segments
 _HEAD: Final = struct.Struct("<8sH6xQQ")
 _CHUNK: Final = struct.Struct("<IIQ")
 CURE: Final = "export it again, or copy it again from where it came from"
@@ -57,9 +58,14 @@ class Packer:
         manifest: dict[str, Any] = {"versions": [records.version_fields(version) for version in versions]}
         if attachments:
             manifest["attachments"] = list(attachments)
-        body = records.dump(manifest)
         # Since 3 with attachments, otherwise the frame of format 1.
         written = max([FORMATS["centred"], *(version.schema.format for version in versions)])
+        if changed := erased_in(versions):
+            written = ERASED_FORMAT
+            manifest["erased"] = {
+                name: None if now is None else records.segment_fields(now) for name, now in changed.items()
+            }
+        body = records.dump(manifest)
         return self._counted(_HEAD.pack(MAGIC, written, len(body), xxhash.xxh3_64_intdigest(body)) + body)
 
     def chunk(self, raw: bytes) -> bytes:
@@ -92,9 +98,9 @@ class Unpacker:
         magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
         if magic != MAGIC:
             raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
-        if version > NEWEST_FORMAT:
+        if version > ERASED_FORMAT:
             raise FormatTooNew(
-                f"the export has format {version}, this release reads up to {NEWEST_FORMAT}: upgrade the "
+                f"the export has format {version}, this release reads up to {ERASED_FORMAT}: upgrade the "
                 "release"
             )
         if size > MAX_MANIFEST:
@@ -105,9 +111,10 @@ class Unpacker:
         try:
             manifest = json.loads(body)
             listed, self.attachments = manifest["versions"], manifest.get("attachments", [])
+            changed = manifest.get("erased", {})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"the export's manifest is malformed ({error}): {CURE}") from error
-        versions = _checked_chain(listed)
+        versions = _with_erased(_checked_chain(listed), changed)
         if (needed := versions[0].schema.format) > max(version, FORMATS["centred"]):
             raise Damaged(f"the export has format {version}, but its versions need {needed}: {CURE}")
         return versions
@@ -153,6 +160,28 @@ class Unpacker:
             self._whole.update(parts[-1])
             size -= len(parts[-1])
         return b"".join(parts)
+
+
+def erased_in(versions: Sequence[VersionInfo]) -> dict[str, SegmentInfo | None]:
+    """Return what stands for the segments of these versions from which n-grams were erased, by name."""
+    pairs = [pair for version in versions for pair in version.erased]
+    return {segment.name: now for segment, now in pairs if segment != now}
+
+
+def _with_erased(versions: list[VersionInfo], raw: Any) -> list[VersionInfo]:
+    """Return versions with what stands for their erased segments. Raises Damaged for an impossible list."""
+    published = {segment.name: segment for version in versions for segment in version.published}
+    try:
+        found = {name: None if now is None else records.parse_segment(now) for name, now in raw.items()}
+        for name, now in found.items():
+            was = published[name]
+            if now is not None and ((was.kind, was.order) != (now.kind, now.order) or now.name in found):
+                raise ValueError(f"{now.name} cannot stand for {name}")
+            if now is not None and was.count <= now.count:
+                raise ValueError(f"{now.name} has no fewer rows than {name}")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Damaged(f"the export's list of erased segments is malformed ({error}): {CURE}") from error
+    return [version.standing(lambda one: found.get(one.name, one)) for version in versions]
 
 
 def _checked_chain(listed: Any) -> list[VersionInfo]:

@@ -12,13 +12,13 @@ from typing import Final, Protocol
 import xxhash
 
 from plot_store.care import check
-from plot_store.care.archive_format import segments_of
-from plot_store.catalogue import version_tree
+from plot_store.care.archive_format import erased_in, segments_of
+from plot_store.catalogue import erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
 from plot_store.ground import files
-from plot_store.ground.errors import Damaged, FormatTooNew
+from plot_store.ground.errors import Conflict, Damaged, FormatTooNew
 from plot_store.ground.nouns import Progress, SegmentInfo, VersionInfo
 from plot_store.segments import format as fmt
 from plot_store.segments.drafts import Drafts
@@ -53,39 +53,86 @@ def bring_in(
 ) -> VersionInfo:
     """Bring a chain of versions into the store and publish them. Returns the first.
 
-    versions: nearest first. If the store has all of them intact, nothing changes, and the source is not read.
-    Damaged or missing segments are restored. present: returns whether the first version's ref has it already;
-    raises Conflict if the ref must not get it. trusted: versions of this store; their files are not read
-    again. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source raises; nothing is left then.
+    versions: nearest first, with the segments that the source has. If the store has all of them intact,
+    nothing changes, and the source is not read. Damaged or missing segments are restored. Where n-grams were
+    erased from a segment, here or at the source, only what stands for it is brought in. present: returns
+    whether the first version's ref has it already; raises Conflict if the ref must not get it. trusted:
+    versions of this store; their files are not read again. Raises Damaged, Conflict, StoreFull, StoreIO, and
+    what the source raises; nothing is left then.
     """
     known = {info.name: info for version in trusted for info in version.segments}
-    listed = segments_of(versions)
+    wanted = environment.catalogue.read(lambda txn: _settled(txn, versions))
+    listed = segments_of(wanted)
     if environment.catalogue.read(
         lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
     ) and all(_is_sound(environment, info) for info, _ in listed if info.name not in known):
-        return versions[0]
-    _check_room(environment, versions)
+        return wanted[0]
+    _check_room(environment, wanted)
     count = ProgressBytes(versions, progress)
-    build = _ImportBuild(environment, versions[0])
+    build = _ImportBuild(environment, wanted[0])
     try:
         seen = build.share([info for info, _ in listed if info.name in known], count)
-        for version, group in groupby(listed, key=lambda each: each[1]):
+        seen |= _own(
+            environment, build, wanted, {info.name for info, _ in segments_of(versions)} | seen.keys()
+        )
+        needed = {info.name for info, _ in listed} - seen.keys()
+        for version, group in groupby(segments_of(versions), key=lambda each: each[1]):
             for info, _ in group:
-                if info.name not in seen:
+                if info.name in needed:
                     build.take(info, version, source, count)
+                elif info.name not in known:
+                    build.skip(info, source, count)
             build.register()
         source.tail()
         old = {version.id for version in trusted}
-        for version in versions:
+        for version in wanted:
             if version.id in old and all(info.name in seen for info in version.segments):
                 continue
             damages = check.check_version(environment, version, dict(seen), build.watch)
             if damages:
                 raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
-        environment.catalogue.write(lambda txn: _publish(txn, versions, present, build))
-        return versions[0]
+        environment.catalogue.write(lambda txn: _publish(txn, versions, wanted, present, build))
+        return wanted[0]
     finally:
         build.end()
+
+
+def _settled(txn: CatalogueTxn, versions: Sequence[VersionInfo]) -> list[VersionInfo]:
+    """Return versions of a source with the segments that they have in this store. The store's records of
+    erased segments go before the source's.
+
+    Raises Conflict if the source erased n-grams from a segment that the store has with them.
+    """
+    theirs = erased_in(versions)
+    fresh = {name for name in theirs if not erased.is_erased(txn, name)}
+    if fresh and (both := sorted(fresh & version_tree.named_segments(txn))):
+        raise Conflict(
+            f"the export's store erased n-grams from segment {both[0]}, which this store has with them: "
+            "erase them here, too, or delete the refs that have the segment and collect; then import again"
+        )
+
+    def stands_for(segment: SegmentInfo) -> SegmentInfo | None:
+        now = theirs[segment.name] if segment.name in fresh else segment
+        return None if now is None else erased.stands_for(txn, now)
+
+    return [version.standing(stands_for) for version in versions]
+
+
+def _own(
+    environment: Environment, build: _ImportBuild, wanted: list[VersionInfo], offered: set[str]
+) -> dict[str, SegmentInfo]:
+    """Register the store's own files of wanted segments that the source does not offer, by name.
+
+    They stand for segments from which n-grams were erased here. Raises Conflict if the store lacks one.
+    """
+    absent = [info for info, _ in segments_of(wanted) if info.name not in offered]
+    own = build.share([info for info in absent if _is_sound(environment, info)])
+    if lost := [info.name for info in absent if info.name not in own]:
+        raise Conflict(
+            f"n-grams were erased from a segment of {wanted[0].ref}, and this store lacks {lost[0]}, which "
+            "stands for it: bring the version into another store, erase them there, and import its export"
+        )
+    return own
 
 
 class ProgressBytes:
@@ -123,15 +170,21 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
 def _publish(
     txn: CatalogueTxn,
     versions: list[VersionInfo],
+    wanted: list[VersionInfo],
     present: Callable[[CatalogueTxn], bool],
     build: _ImportBuild,
 ) -> None:
-    """Record the versions and end the import's build. Raises Conflict."""
+    """Record the versions, and what was erased from them, and end the import's build. Raises Conflict."""
     build.end_in(txn)
+    if _settled(txn, versions) != wanted:
+        raise Conflict(f"n-grams were erased from {wanted[0].ref} while it was brought in: begin again")
+    fresh = {name: now for name, now in erased_in(wanted).items() if not erased.is_erased(txn, name)}
+    if fresh:
+        erased.put(txn, fresh, erased.new_edition())
     if present(txn):
         return
-    tip = versions[0]
-    for version in versions:
+    tip = wanted[0]
+    for version in wanted:
         version_tree.put_version(txn, version)
         record = version_tree.get_ref(txn, version.ref)
         if record is None:
@@ -155,9 +208,13 @@ class _ImportBuild:
 
     def take(self, info: SegmentInfo, version: VersionInfo, source: Source, count: ProgressBytes) -> None:
         """Take one segment from the source, keeping the store's own file if it is intact."""
-        if not (_is_sound(self._environment, info) and self._share([info])):
+        if _is_sound(self._environment, info) and self._share([info]):
+            self.skip(info, source, count)
+        else:
             self._write(info, version, source, count)
-            return
+
+    def skip(self, info: SegmentInfo, source: Source, count: ProgressBytes) -> None:
+        """Go past one segment of the source."""
         left = info.bytes
         for chunk in source.skipped(info.name, info.bytes):
             left -= len(chunk)
@@ -166,11 +223,12 @@ class _ImportBuild:
         if left:
             count.add(left)
 
-    def share(self, infos: list[SegmentInfo], count: ProgressBytes) -> dict[str, SegmentInfo]:
-        """Register the store's own files of trusted versions. Returns those that are there, by name."""
+    def share(self, infos: list[SegmentInfo], count: ProgressBytes | None = None) -> dict[str, SegmentInfo]:
+        """Register the store's own files. Returns those that are there, by name."""
         shared = self._share(infos)
         for info in shared:
-            count.add(info.bytes)
+            if count is not None:
+                count.add(info.bytes)
         return {info.name: info for info in shared}
 
     def _with(self, *infos: SegmentInfo) -> BuildRecord:

@@ -20,6 +20,7 @@ from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
 from plot_store.ground.files import io_error
 
 FORMAT: Final = 5  # the catalogue's own; segments and archives have formats of theirs
+ERASED_FORMAT: Final = 6  # of a catalogue that has records of erased segments
 FIRST_MAP: Final = 1 << 26
 CURE: Final = "restore the store from an export or a backup"
 T = TypeVar("T")
@@ -53,6 +54,11 @@ class CatalogueTxn:
         """Return whether the record exists. Does not read or check it."""
         with self._raw.cursor() as cursor:
             return bool(cursor.set_key(key.encode()))
+
+    def has_any(self, prefix: str) -> bool:
+        """Return whether a record's key has this prefix."""
+        with self._raw.cursor() as cursor:
+            return bool(cursor.set_range(prefix.encode())) and cursor.key().startswith(prefix.encode())
 
     def put(self, key: str, value: Any) -> None:
         """Write a record. Raises Invalid if the value is not JSON."""
@@ -134,13 +140,13 @@ class Catalogue:
         found = self.read(lambda txn: txn.get("format"))
         older = found is not None and found["format"] < FORMAT and not read_only
         if (found is None and create) or older:
-            found = self.write(_stamp)
+            found = self.write(lambda txn: stamp(txn, FORMAT))
         if found is None:
             raise Damaged(f"the catalogue has no format record: {CURE}")
-        if found["format"] > FORMAT:
+        if found["format"] > ERASED_FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {FORMAT}: upgrade the "
-                "release"
+                f"the store has format {found['format']}, this release reads up to {ERASED_FORMAT}: upgrade "
+                "the release"
             )
 
     def read(self, body: Callable[[CatalogueTxn], T]) -> T:
@@ -179,10 +185,10 @@ class Catalogue:
         self._database.close()
 
 
-def _stamp(txn: CatalogueTxn) -> dict[str, Any]:
+def stamp(txn: CatalogueTxn, number: int) -> dict[str, Any]:
     """Record that a store has at least this format, so that older releases refuse it. Returns the record."""
     found: dict[str, Any] = txn.get("format") or {"format": 0, "created": time.time()}
-    if found["format"] < FORMAT:
-        found = {**found, "format": FORMAT}
+    if found["format"] < number:
+        found = {**found, "format": number}
         txn.put("format", found)
     return found

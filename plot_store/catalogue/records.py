@@ -12,7 +12,7 @@ from hmi_kernels.lookup.layout import MAX_N
 
 from plot_store.ground import names
 from plot_store.ground.errors import Damaged, Invalid, PlotStoreError
-from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo, entries_of
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo
 
 MAX_META: Final = 1 << 20
 MAX_META_LEVELS: Final = 64  # nested lists and objects
@@ -138,16 +138,25 @@ def version_fields(record: VersionInfo | BuildRecord) -> dict[str, Any]:
     """Return a manifest, or the record of a build, as JSON values.
 
     A centred window is not named, so that such records stay as older releases write and read them. `asdict`
-    would give the same, at half the cost of reading a manifest of many segments.
+    would give the same, at half the cost of reading a manifest of many segments. A manifest lists what was
+    published, so that an erasure leaves the version's id as it is.
     """
     found: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields_of(record)}
+    if isinstance(record, VersionInfo):
+        found["segments"] = record.published
+        del found["erased"]
     found["schema"] = asdict(record.schema)
     if record.schema.window == "centred":
         del found["schema"]["window"]
     for name in ("segments", "sealed"):
         if found.get(name) is not None:
-            found[name] = [{key: getattr(s, key) for key in _OF_SEGMENT} for s in found[name]]
+            found[name] = [segment_fields(s) for s in found[name]]
     return found
+
+
+def segment_fields(segment: SegmentInfo) -> dict[str, Any]:
+    """Return a segment's record as JSON values."""
+    return {key: getattr(segment, key) for key in _OF_SEGMENT}
 
 
 def parse_version(raw: Any) -> VersionInfo:
@@ -156,6 +165,8 @@ def parse_version(raw: Any) -> VersionInfo:
         fields = dict(raw)
         schema = _schema(fields.pop("schema"))
         segments = tuple(parse_segment(s) for s in fields.pop("segments"))
+        if "erased" in fields:
+            raise ValueError("a manifest says nothing of erasures")
         version = VersionInfo(schema=schema, segments=segments, **fields)
         _check_fields(version)
         good = version.id == version_id(version)
@@ -215,10 +226,10 @@ def field_of(raw: Any, name: str) -> Any:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
 
 
-def entries_in(raw: Any) -> dict[int, int]:
-    """Return `VersionInfo.entries` of a manifest. Other fields are not looked at. Raises Damaged."""
+def segments_in(raw: Any) -> tuple[Schema, list[SegmentInfo]]:
+    """Return schema and segments of a manifest. Other fields are not looked at. Raises Damaged."""
     try:
-        return entries_of(_schema(raw["schema"]), [SegmentInfo(**segment) for segment in raw["segments"]])
+        return _schema(raw["schema"]), [SegmentInfo(**segment) for segment in raw["segments"]]
     except (TypeError, KeyError, ValueError, PlotStoreError) as error:
         raise Damaged(f"a version manifest is malformed ({error}): restore it from an export") from error
 
@@ -260,6 +271,16 @@ def parse_tag(raw: Any) -> TagRecord:
 def parse_hold(raw: Any) -> HoldRecord:
     """Parse the record of a pin or lease. Raises Damaged."""
     return _plain(HoldRecord, raw, "a pin")
+
+
+def parse_erased(raw: Any) -> SegmentInfo | None:
+    """Parse what stands for an erased segment; None if nothing does. Raises Damaged."""
+    try:
+        return None if raw["by"] is None else parse_segment(raw["by"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise Damaged(
+            f"the record of an erased segment is malformed ({error}): restore the store from an export"
+        ) from error
 
 
 def parse_collected(raw: Any) -> float:

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-from plot_store.catalogue import records
+from plot_store.catalogue import erased, records
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, Node, RefRecord, TagRecord
 from plot_store.ground import names
 from plot_store.ground.errors import Collected, Damaged, NotFound
-from plot_store.ground.nouns import VersionInfo, VersionMeta
+from plot_store.ground.nouns import VersionInfo, VersionMeta, entries_of
 
 REF: Final = "ref/"
 VERSION: Final = "version/"
@@ -50,13 +50,16 @@ def put_ref(txn: CatalogueTxn, ref: str, record: RefRecord) -> None:
 
 
 def get_version(txn: CatalogueTxn, version_id: str) -> VersionInfo:
-    """Return the version of this id. Raises NotFound, Collected (it was removed by gc), Damaged."""
+    """Return the version of this id, with what stands for segments from which n-grams were erased.
+
+    Raises NotFound, Collected (it was removed by gc), Damaged.
+    """
     version = records.parse_version(_manifest(txn, version_id))
     if version.id != version_id:
         raise Damaged(
             f"version {version_id} is recorded under the id of another: restore the store from an export"
         )
-    return version
+    return erased.applied(txn, version)
 
 
 def _manifest(txn: CatalogueTxn, version_id: str) -> Any:
@@ -88,14 +91,15 @@ def get_meta(txn: CatalogueTxn, version_id: str) -> VersionMeta:
 
 def get_entries(txn: CatalogueTxn, version_id: str) -> dict[int, int]:
     """Return `VersionInfo.entries`, with the checks of `get_meta`. Raises NotFound, Collected, Damaged."""
-    return records.entries_in(_manifest(txn, version_id))
+    schema, segments = records.segments_in(_manifest(txn, version_id))
+    return entries_of(schema, erased.standing(txn, segments))
 
 
 def put_version(txn: CatalogueTxn, version: VersionInfo) -> None:
     """Write a version's manifest, its place in the tree and the names of its segments."""
     txn.put(VERSION + version.id, records.version_fields(version))
     txn.put(NODE + version.id, asdict(Node(version.ref, version.parent, time.time())))
-    txn.put(NAMES + version.id, [segment.name for segment in version.segments])
+    txn.put(NAMES + version.id, [segment.name for segment in version.published])
     txn.delete(COLLECTED + version.id)
 
 
@@ -120,10 +124,10 @@ def get_node(txn: CatalogueTxn, version_id: str) -> Node:
 
 
 def segment_names(txn: CatalogueTxn, version_id: str) -> set[str]:
-    """Return the file names of a version's segments. Raises NotFound, Collected, Damaged."""
+    """Return the names of a version's segments. Raises NotFound, Collected, Damaged."""
     raw = txn.get(NAMES + version_id)
     if raw is not None:
-        return {str(name) for name in raw}
+        return erased.standing_names(txn, map(str, raw))
     return {segment.name for segment in get_version(txn, version_id).segments}
 
 
@@ -139,7 +143,8 @@ def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
 
 
 def put_build(txn: CatalogueTxn, build: str, record: BuildRecord) -> None:
-    """Write a build's record."""
+    """Write a build's record. Raises Conflict if it names a segment from which n-grams were erased."""
+    erased.refuse(txn, record.names)
     txn.put(BUILD + build, records.version_fields(record))
 
 
@@ -213,7 +218,7 @@ def closure(txn: CatalogueTxn, ids: Iterable[str]) -> dict[str, Node]:
 
 
 def named_segments(txn: CatalogueTxn) -> set[str]:
-    """Return the names of all files that a version or a build in progress mentions."""
+    """Return the names of all segments that a version or a build in progress needs."""
     found: set[str] = set()
     for version_id in txn.keys(VERSION):
         found |= segment_names(txn, version_id)

@@ -13,8 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plot_store.care import archive, attachments, check, gc
 from plot_store.care.compact import MAX_SEGMENTS, compact
+from plot_store.care.erase import erase
 from plot_store.care.scrub import ScrubProgress, scrub
 from plot_store.care.snapshot import Snapshot, snapshot
 from plot_store.catalogue import records, refs, tags, version_tree
@@ -29,6 +33,7 @@ from plot_store.ground.errors import Closed, Invalid
 from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import (
+    EraseReport,
     GcReport,
     Progress,
     Schema,
@@ -378,6 +383,30 @@ class Store(_Branches):
         policy = gc.GcPolicy(keep_versions, keep_days, orphan_age_s, build_age_s, frozenset(kept))
         return gc.collect(environment, policy, dry_run=dry_run)
 
+    def erase(
+        self,
+        refs: Iterable[str],
+        ngrams: Mapping[int, NDArray[np.uint32]],
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> EraseReport:
+        """Delete n-grams from all versions of some refs, and their rows and keys from the store's files.
+
+        ngrams: {order: uint32 [m, order]}. They leave every version of these refs that the store has: older
+        ones, tagged and pinned ones, and those that a gc has not removed yet. Versions of other refs that
+        share a segment with them change, too; the report names all. Ids, tags and pins stay. Open readers
+        keep what they have mapped until they close. progress(bytes searched, bytes in total).
+
+        A call that was killed has erased all of them from the versions, or none; repeat it, so that the bytes
+        leave the files. Archives, snapshots, remotes and other stores keep what they have.
+
+        Raises Invalid, NotFound (no version of a ref), InUse (a build that can be resumed is in progress on
+        one of the refs, or on a shared segment), Conflict (others publish all the time), Damaged, StoreFull,
+        StoreIO; nothing has changed then, except that after the last two a repetition may find it done.
+        """
+        return erase(self._env(), refs, ngrams, dry_run, progress)
+
     def verify(self, ref: str | None = None) -> VerifyReport:
         """Read every byte of every version, and report every damage.
 
@@ -451,7 +480,14 @@ class Store(_Branches):
         that this store has not seen, or if a collection runs there. The remote's ref is unchanged then; only
         after a StoreIO it may have moved: push again.
         """
-        return push(self._env(), open_objects(url), ref, expect, again, progress)
+        environment = self._env()
+        changed = [version.id for version in self.chain(names.check_ref(ref)) if version.erased]
+        if changed:
+            raise Invalid(
+                f"n-grams were erased from version {changed[0]}, which a remote cannot hold: export it; or, "
+                f"if it is a version of {ref}, append or compact, and push the new version"
+            )
+        return push(environment, open_objects(url), ref, expect, again, progress)
 
     def pull(
         self, ref: str, url: str | os.PathLike[str], *, again: bool = False, progress: Progress | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -93,6 +93,13 @@ class SegmentInfo:
         return self.name.partition(".")[0]
 
 
+def last_of_each(segments: Iterable[SegmentInfo]) -> tuple[SegmentInfo, ...]:
+    """Remove duplicates, keeping the last. Segments of identical content have the same name."""
+    listed = list(segments)
+    newest = {segment.name: place for place, segment in enumerate(listed)}
+    return tuple(segment for place, segment in enumerate(listed) if newest[segment.name] == place)
+
+
 def entries_of(schema: Schema, segments: Iterable[SegmentInfo]) -> dict[int, int]:
     """The number of a version's n-grams by order. An n-gram that lies in several indexes counts in each."""
     totals = dict.fromkeys(schema.orders, 0)
@@ -132,6 +139,21 @@ class VersionInfo:
     segments: tuple[SegmentInfo, ...]  # oldest first
     build: str = ""  # id of the build that published it
     meta: dict[str, Any] = field(default_factory=dict)
+    # Each segment that was published, and what stands for it since an erasure; () if all are as published.
+    erased: tuple[tuple[SegmentInfo, SegmentInfo | None], ...] = ()
+
+    @property
+    def published(self) -> tuple[SegmentInfo, ...]:
+        """The segments that the manifest lists, oldest first, erased ones included."""
+        return tuple(segment for segment, _ in self.erased) or self.segments
+
+    def standing(self, stands_for: Callable[[SegmentInfo], SegmentInfo | None]) -> VersionInfo:
+        """Return the version with what stands for each segment that was published; None: nothing does."""
+        pairs = tuple((segment, stands_for(segment)) for segment in self.published)
+        if all(segment == now for segment, now in pairs):
+            return replace(self, segments=self.published, erased=())
+        segments = last_of_each(now for _, now in pairs if now is not None)
+        return replace(self, segments=segments, erased=pairs)
 
     @property
     def entries(self) -> dict[int, int]:
@@ -207,6 +229,21 @@ class GcReport:
     bytes: int
     # The reasons why each remaining version stays, by version id.
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EraseReport:
+    """What an erasure changed, or would change with `dry_run`."""
+
+    dry_run: bool
+    ngrams: dict[int, int]  # by order, how many of the given distinct n-grams were stored
+    refs: tuple[str, ...]  # the refs of these versions
+    versions: tuple[str, ...]  # ids of the versions that lost n-grams
+    segments: tuple[str, ...]  # names of the segments that were replaced
+    rows: int  # number of rows removed from them
+    bytes: int  # of these segments
+    held: tuple[str, ...] = ()  # ids of these versions that readers of this process still show as they were
+    left: tuple[str, ...] = ()  # files that may still hold n-grams, each with the reason and the cure
 
 
 @dataclass(frozen=True)

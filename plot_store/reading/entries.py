@@ -72,7 +72,7 @@ class OwnEntries:
             for start in range(0, segment.info.count, step):
                 rows = segment.rows[start : start + step]
                 segment.check(rows)  # before the keys are used
-                yield rows.nbytes, self._with_checks(segment, rows[newest_rows(table, segment, rows)], order)
+                yield rows.nbytes, with_checks(segment, rows[newest_rows(table, segment, rows)])
 
     def rows_at(self, order: int, addresses: Ints) -> Bytes:
         """Copy and check the rows at addresses int64 [m]. Returns uint8 [m, stride]. Raises Damaged."""
@@ -85,18 +85,17 @@ class OwnEntries:
                 here = np.flatnonzero((addresses >= start) & (addresses < start + segment.rows.nbytes))
                 taken = segment.rows[(addresses[here] - start) // stride]
                 segment.check(taken)
-                rows[here] = self._with_checks(segment, taken, order)
+                rows[here] = with_checks(segment, taken)
         return rows
 
-    def _with_checks(self, segment: MappedSegment, rows: Bytes, order: int) -> Bytes:
-        """Return checked rows (a copy) with the checks of the current format."""
-        n = self.schema.n
-        if segment.layout.format < fmt.FORMAT:
-            end = layout.header_bytes(n, order)
-            rows[:, end - 8 : end] = (
-                layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
-            )
-        return rows
+
+def with_checks(segment: MappedSegment, rows: Bytes) -> Bytes:
+    """Return checked rows of a segment, uint8 [m, stride] (a copy), with the checks of the current format."""
+    n, order = segment.layout.n, segment.layout.order
+    if segment.layout.format < fmt.FORMAT:
+        end = layout.header_bytes(n, order)
+        rows[:, end - 8 : end] = layout.row_checks(rows, n, order).astype("<u8").view(np.uint8).reshape(-1, 8)
+    return rows
 
 
 def newest_rows(table: ops.LevelTable, segment: MappedSegment, rows: Bytes) -> NDArray[np.bool_]:

@@ -59,6 +59,7 @@ class SegmentHeader:
     n: int = 3
     format: int = FORMAT
     salt: int = 0  # hash index, since format 3: an odd number; otherwise 0
+    edition: int = 0  # rows: not 0 if they were written after an erasure
     stride: int = 0
     data_at: int = 0
     data_bytes: int = 0
@@ -77,10 +78,21 @@ class SegmentHeader:
         return _KINDS[self.kind]
 
 
-def rows_layout(schema: Schema, order: int, count: int) -> SegmentHeader:
-    """Return the independent fields of a rows segment, for `layout_of`."""
+def rows_layout(schema: Schema, order: int, count: int, edition: int) -> SegmentHeader:
+    """Return the independent fields of a rows segment, for `layout_of`.
+
+    edition: below 2**32. Of equal rows, segments of different editions have different names.
+    """
     return SegmentHeader(
-        ROWS, order, schema.code, schema.dim, schema.vocab, count, n=schema.n, format=schema.format
+        ROWS,
+        order,
+        schema.code,
+        schema.dim,
+        schema.vocab,
+        count,
+        n=schema.n,
+        format=schema.format,
+        edition=edition,
     )
 
 
@@ -127,7 +139,7 @@ def header(layout: SegmentHeader) -> bytes:
         layout.data_bytes,
         layout.checks_at,
         BLOCK,
-        0,
+        layout.edition,
         layout.file_bytes,
         layout.salt,
     )
@@ -158,7 +170,7 @@ def parse(raw: bytes, name: str) -> SegmentHeader:
         data_bytes,
         checks_at,
         block,
-        _,
+        edition,
         file_bytes,
         salt,
     ) = _HEADER.unpack_from(raw)
@@ -171,7 +183,7 @@ def parse(raw: bytes, name: str) -> SegmentHeader:
         raw[: HEADER_BYTES - _SUM.size]
     ):
         raise Damaged(f"segment {name} has a damaged header: {_CURE}")
-    base = SegmentHeader(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt)
+    base = SegmentHeader(kind, order, dtype, dim, vocab, count, shift, cap, covers, n, version, salt, edition)
     if not _possible(base) or vectors != roles(n, order, base.window) or block != BLOCK:
         raise Damaged(f"segment {name} has an impossible header: {_CURE}")
     layout = layout_of(base)
@@ -194,6 +206,8 @@ def _possible(base: SegmentHeader) -> bool:
         return False
     salted = base.kind == INDEX and base.format > 2
     if base.salt & 1 != salted or (base.salt and not salted):
+        return False
+    if base.edition and (base.kind != ROWS or base.format < FORMAT):
         return False
     if base.kind == ROWS:
         return base.cap == base.shift == base.covers == 0

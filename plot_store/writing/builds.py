@@ -95,6 +95,11 @@ def is_ephemeral(build: str) -> bool:
     return _EPHEMERAL.fullmatch(build) is not None
 
 
+def is_compaction(build: str) -> bool:
+    """Return whether the id is that of one call of compact, which copies rows of older segments."""
+    return build.startswith("compact-") and is_ephemeral(build)
+
+
 def still_ours(txn: CatalogueTxn, build: str, record: BuildRecord) -> BuildRecord:
     """Return the build's current record. Raises Conflict if another writer took it over, or it ended."""
     found = version_tree.get_build(txn, build)

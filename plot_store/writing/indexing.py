@@ -13,7 +13,7 @@ from hmi_kernels.lookup.layout import Bytes, Keys, row_keys
 
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Invalid
-from plot_store.ground.nouns import SegmentInfo, VersionInfo
+from plot_store.ground.nouns import Schema, SegmentInfo, VersionInfo, last_of_each
 from plot_store.segments import format as fmt
 from plot_store.segments.drafts import Draft, Drafts
 from plot_store.writing.merging import MAX_RACED, Merge, in_segments, merge_newest, newest_runs
@@ -53,7 +53,7 @@ class SegmentPlan:
         indexes = [segment for segment in self.own if segment.kind == "index"]
         if self.merges or any(newest_runs(base, new.order, new.count, MAX_RACED) for new in indexes):
             return None
-        return tuple(_last_of_each([*base.segments, *self.own]))
+        return last_of_each([*base.segments, *self.own])
 
 
 def plan(
@@ -94,20 +94,14 @@ def plan(
                 rows.append(new.rows(order, rest))
                 own.append(rows[-1])
             if own:
-                new.index(order, _last_of_each(own))
+                new.index(order, last_of_each(own))
         made = tuple(new.drafts.finish())
     except BaseException:
         new.drafts.discard()
         raise
     kept = [] if base is None else [s for s in base.segments if s.name not in replaced]
     mine = (*record.segments, *sorted(new.made, key=lambda info: info.kind == "index"))
-    return SegmentPlan(tuple(_last_of_each([*kept, *mine])), made, tuple(rows), mine, merges)
-
-
-def _last_of_each(segments: list[SegmentInfo]) -> list[SegmentInfo]:
-    """Remove duplicates, keeping the last. Segments of identical content have the same name."""
-    newest = {segment.name: place for place, segment in enumerate(segments)}
-    return [segment for place, segment in enumerate(segments) if newest[segment.name] == place]
+    return SegmentPlan(last_of_each([*kept, *mine]), made, tuple(rows), mine, merges)
 
 
 class _New:
@@ -133,34 +127,44 @@ class _New:
         buffer = empty_rows(self._schema, order, SEGMENT_BYTES)
         return [self.rows(order, rows) for rows in in_segments(pieces, buffer)]
 
-    def index(self, order: int, covered: list[SegmentInfo]) -> None:
+    def index(self, order: int, covered: Sequence[SegmentInfo]) -> None:
         """Write an index over rows segments, given oldest first."""
         self._environment.check_room(SLOT_BYTES * sum(segment.count for segment in covered), "an index")
         known, schema = self._keys, self._schema
         keys = [
             known[s.name] if s.name in known else self._environment.segment(s, schema).keys for s in covered
         ]
-        covers = [(segment.digest, segment.count) for segment in covered]
-        direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
-        try:
-            built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
-        except ValueError as error:
-            raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
-        base = fmt.SegmentHeader(
-            fmt.DIRECT if direct else fmt.INDEX,
-            order,
-            schema.code,
-            schema.dim,
-            schema.vocab,
-            built.distinct,
-            built.shift,
-            built.slots.size,
-            len(covered),
-            schema.n,
-            format=schema.format,
-            salt=built.salt,
-        )
-        self.made.append(self.drafts.add(base, built.slots.data, covers))
+        self.made.append(write_index(self.drafts, schema, order, covered, keys))
+
+
+def write_index(
+    drafts: Drafts, schema: Schema, order: int, covered: Sequence[SegmentInfo], keys: Sequence[Keys]
+) -> SegmentInfo:
+    """Write an index over rows segments, given oldest first with the keys of each, uint64 [rows, words].
+
+    Raises Invalid (too many rows for one index), StoreFull, StoreIO.
+    """
+    covers = [(segment.digest, segment.count) for segment in covered]
+    direct = order == 1 and sum(map(len, keys)) * DIRECT_SHARE >= schema.vocab
+    try:
+        built = _Built(*ops.build_direct(keys, schema.vocab), 0) if direct else _hash_index(keys, covers)
+    except ValueError as error:
+        raise Invalid(f"{error} (order {order}): open the writer with larger segment_bytes") from error
+    base = fmt.SegmentHeader(
+        fmt.DIRECT if direct else fmt.INDEX,
+        order,
+        schema.code,
+        schema.dim,
+        schema.vocab,
+        built.distinct,
+        built.shift,
+        built.slots.size,
+        len(covered),
+        schema.n,
+        format=schema.format,
+        salt=built.salt,
+    )
+    return drafts.add(base, built.slots.data, covers)
 
 
 def _hash_index(keys: Sequence[Keys], covers: list[tuple[str, int]]) -> _Built:

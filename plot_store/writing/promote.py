@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plot_store.catalogue import changes, places, version_tree
+from plot_store.catalogue import changes, erased, places, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.changes import Seen
 from plot_store.database.database import give_way
@@ -35,9 +35,11 @@ def promote(environment: Environment, txn: CatalogueTxn, drafts: Iterable[Draft]
     """Rename synced temporary files to their final names, sync the folder, and record what lies in them.
 
     An existing file of that name is replaced: it has the same content, or is damaged. If a segment already
-    lies elsewhere, this is its place from now on. Idempotent. Raises StoreIO.
+    lies elsewhere, this is its place from now on. Idempotent. Raises StoreIO, and Conflict for a segment from
+    which n-grams were erased.
     """
-    folder = environment.folder
+    folder, drafts = environment.folder, list(drafts)
+    erased.refuse(txn, (info.name for draft in drafts for info, _ in draft.pieces))
     with convert_os_errors(f"naming segments in {folder}"):
         for draft in drafts:
             if draft.path.exists():

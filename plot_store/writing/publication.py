@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from plot_store.catalogue import records, version_tree
+from plot_store.catalogue import erased, records, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
 from plot_store.environment.environment import Environment
@@ -55,6 +55,7 @@ class PublishRequest:
     segments: tuple[SegmentInfo, ...]
     expect: Expect  # a version id, None, ANY or ON_TOP
     meta: dict[str, Any]
+    base: VersionInfo | None = None  # what an extending build added to, as it was read
     # With ON_TOP: gives the segments on top of another version, or None if indexes have to be made anew.
     onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None
 
@@ -84,15 +85,29 @@ def publish(environment: Environment, request: PublishRequest, drafts: Sequence[
 def _ready(txn: CatalogueTxn, request: PublishRequest) -> tuple[PublishRequest, str | None]:
     """Return what to publish, and the id of the current version. Raises Conflict, Moved."""
     if request.expect is not ON_TOP:
+        if _is_stale(txn, request):
+            raise Conflict(
+                f"n-grams were erased from {request.record.ref} while this build extended it: begin it again"
+            )
         return request, check_expected(txn, request.record, request.expect)
     base = successor(txn, request.record)
-    return _on_top(request, base), base.id
+    moved = base.id != request.record.base or _is_stale(txn, request)
+    return _on_top(request, base, moved), base.id
 
 
-def _on_top(request: PublishRequest, base: VersionInfo) -> PublishRequest:
-    """Return the request on top of this version, whose meta it inherits. Raises Moved."""
+def _is_stale(txn: CatalogueTxn, request: PublishRequest) -> bool:
+    """Return whether n-grams were erased from the build's base since it was read: merges may hold them."""
+    known = () if request.base is None else request.base.segments
+    return any(erased.is_erased(txn, segment.name) for segment in known)
+
+
+def _on_top(request: PublishRequest, base: VersionInfo, moved: bool) -> PublishRequest:
+    """Return the request on top of this version, whose meta it inherits. Raises Moved.
+
+    moved: the version is not the base as it was read.
+    """
     segments = request.segments
-    if base.id != request.record.base:
+    if moved:
         found = None if request.onto is None else request.onto(base)
         if found is None:
             raise Moved

@@ -18,7 +18,7 @@ import numpy as np
 from hmi_kernels.lookup import layout
 from hmi_kernels.lookup.layout import Bytes, Keys
 
-from plot_store.catalogue import version_tree
+from plot_store.catalogue import erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord
 from plot_store.environment.environment import Environment
@@ -78,7 +78,8 @@ class SegmentWriter:
 
     def write(self, drafts: Drafts, order: int, rows: Bytes) -> SegmentInfo:
         """Write rows as a segment. Raises StoreFull, StoreIO."""
-        base = fmt.rows_layout(self._record.schema, order, rows.shape[0])
+        edition = self._environment.catalogue.read(erased.edition)
+        base = fmt.rows_layout(self._record.schema, order, rows.shape[0], edition)
         self._environment.check_room(rows.nbytes, "a segment")
         return drafts.add(base, rows.reshape(-1).data, [])
 

@@ -190,7 +190,9 @@ class Writer:
             self._environment.catalogue.read(lambda txn: self._check_first(txn, wanted))
         for tried in range(MAX_TRIES):
             left = self._finish(MAX_RACED if tried else MAX_RUNS)
-            request = PublishRequest(self._build, left.record, left.segments, wanted, merged, left.onto)
+            request = PublishRequest(
+                self._build, left.record, left.segments, wanted, merged, self._base, left.onto
+            )
             try:
                 version = publication.publish(self._environment, request, left.drafts)
             except Moved:
