@@ -1,4 +1,4 @@
-"""Jobs in the registry: at most one live job for each root, domain or model, beside one background job.
+"""Jobs in the registry: at most one live job of a kind for each root, domain or model.
 
 "Live" means queued or running.
 """
@@ -170,11 +170,16 @@ def add_job(table: RecordTable, txn: RegistryTxn, record: JobRecord, tenant_limi
     for other in live_jobs(table, txn, tolerant=True, behind=False):
         if other.job == record.job:
             raise Conflict(f"job {record.job} exists already")
-        if target is not None and (other.kind, target_of(other)) == (record.kind, target):
+        if target is not None and target_of(other) == target and _exclude(other.kind, record.kind):
             raise Conflict(
                 f"job {other.job} {_doing(other)} {target}: wait for its end, or cancel it", job=other.job
             )
     put_job(table, txn, record)
+
+
+def _exclude(one: JobKind, other: JobKind) -> bool:
+    """Whether jobs of these kinds may not work on one target: a build would bring back what is erased."""
+    return one == other or {one, other} == {"build_plot", "erase"}
 
 
 def _doing(job: JobRecord) -> str:
