@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from hmi.model.files import full_or, sync_folder, write_bytes
 SMALL = 1 << 20
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 """Backups hold hashes of keys and tenants' texts, so a folder of backups is its owner's alone."""
+_ADDRESS = re.compile(r"\w+://\S+")
 
 
 class Target(Protocol):
@@ -135,7 +137,7 @@ class UrlTarget:
         try:
             self._fs, self._base = cast("tuple[Any, str]", url_to_fs(url))
         except (ImportError, ValueError) as error:
-            raise InvalidInput(f"{self.name} cannot be opened: {error}", field="target") from error
+            raise InvalidInput(f"{self.name} cannot be opened: {_text_of(error)}", field="target") from error
 
     def put(self, name: str, content: bytes | Path) -> None:
         with self._errors(name):
@@ -186,9 +188,14 @@ class UrlTarget:
             raise NotFound(f"{self.name} has no file {name}") from error
         except Exception as error:
             raise Unavailable(
-                f"{self.name}: {type(error).__name__}: {error}: check the address, its credentials and the "
-                "connection, then try again"
+                f"{self.name}: {type(error).__name__}: {_text_of(error)}: check the address, its credentials "
+                "and the connection, then try again"
             ) from error
+
+
+def _text_of(error: Exception) -> str:
+    """A library's words, without the addresses in them, which may have credentials or a signature."""
+    return _ADDRESS.sub("…", str(error))
 
 
 def read_bytes(target: Target, name: str) -> bytes:

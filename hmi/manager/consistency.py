@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from hmi.errors import Damaged, HmiError, Unavailable
@@ -20,7 +19,6 @@ from hmi.stores.plot.plot_meta import lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
-from plot_store import NotFound, VersionInfo, VersionMeta
 
 log = logging.getLogger("hmi.manager")
 
@@ -138,10 +136,7 @@ class Consistency:
         with plot_errors():
             kept = parts.settings.plot_keep_versions
             freed = parts.plots.gc(keep=keep, keep_versions=kept).bytes if plots else 0
-            versions: list[VersionInfo | VersionMeta] = [*parts.plots.metas()]
-            for version_id in keep - {version.id for version in versions}:
-                with suppress(NotFound):
-                    versions.append(parts.plots.version(version_id))
+            versions = parts.plots.metas()
         parts.misses.files.prune(self._has_plot)
         beside = {"lowers": 0, "samples": 0}
         # A running build may have stored lower layers or a sample whose version it will publish hours later.

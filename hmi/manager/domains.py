@@ -257,7 +257,7 @@ class DomainOperations:
         self._parts.tell_deleted(DeletedParts(plots=frozenset(version.id for version in versions)))
         if samples := samples_of(versions):
             with plot_errors():
-                others = samples_of(self._parts.plots.metas())
+                others = samples_of(m for m in self._parts.plots.metas() if m.ref != str(branch))
             self._parts.samples.remove(samples - others)
 
     def current(self, branch: DomainId) -> VersionInfo:

@@ -121,11 +121,13 @@ class _Branches(ABC):
         return self._env().catalogue.read(lambda txn: version_tree.resolve(txn, version))
 
     def metas(self) -> list[VersionMeta]:
-        """Return the meta of all retained versions of all refs, without the rest of their manifests."""
+        """Return the meta of every version in the store, without the rest of its manifest.
+
+        They include those that only tags, pins or descendants keep, and those that gc has yet to remove.
+        """
 
         def body(txn: CatalogueTxn) -> list[VersionMeta]:
-            listed = (version_tree.need_ref(txn, ref).versions for ref in txn.keys(version_tree.REF))
-            return [version_tree.get_meta(txn, version_id) for ids in listed for version_id in ids]
+            return [version_tree.get_meta(txn, version_id) for version_id in txn.keys(version_tree.VERSION)]
 
         return self._env().catalogue.read(body)
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from hmi.backup.restore import restore
 from hmi.backup.target import Target, open_target, read_bytes
 from hmi.config import Settings
 from hmi.core import now
-from hmi.errors import Conflict, Damaged, InvalidInput, NotFound
+from hmi.errors import Conflict, Damaged, InvalidInput, NotFound, Unavailable
 from hmi.manager import Manager
 from hmi.stores.layout import Layout
 from tests.hmi.labs.manager_lab import add_model, add_root, publish_plot
@@ -366,6 +367,28 @@ def test_a_place_in_the_data_folder_is_refused(filled: Manager, tmp_path: Path, 
         with pytest.raises(InvalidInput, match=r"lies in the data folder .*: give a place outside"):
             made(filled, open_target(str(data / folder)))
     assert not (filled.settings.data / "backups").exists()
+
+
+def test_no_error_shows_an_address_with_its_query() -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'hmi-server[backup]')")
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.send_error(403, "Forbidden")
+
+        def do_POST(self) -> None:
+            self.do_PUT()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        target = open_target(f"http://127.0.0.1:{server.server_port}/backups?signature=secret")
+        with pytest.raises(Unavailable, match=r"403.*Forbidden") as caught:
+            target.put("newest.json", b"{}")
+        server.shutdown()
+    assert "secret" not in caught.value.message
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import plot_store
 from hmi.config import Settings
@@ -14,7 +15,7 @@ from hmi.core import ModelId
 from hmi.errors import Conflict, Damaged, InvalidInput, NotFound
 from hmi.manager import Manager
 from hmi.stores.plot.plots import as_hmi, plot_errors
-from tests.hmi.labs.manager_lab import PAIRS, add_model, add_root
+from tests.hmi.labs.manager_lab import PAIRS, add_model, add_root, publish_plot
 from tests.hmi.labs.runner_bodies import version_by
 
 
@@ -98,6 +99,21 @@ def test_what_is_missing_is_named(manager: Manager, tmp_path: Path) -> None:
         "version 1 of model acme.lost has lost its PLOT version",
         "version 1 of model acme.mood has lost its artefact",
     ]
+
+
+def test_what_only_a_descendants_version_needs_stays(manager: Manager, tmp_path: Path) -> None:
+    add_root(manager)
+    lower, _ = manager.lowers.put({"weight": torch.zeros(2)}, {})
+    old = publish_plot(manager, "tiny/med", lower=lower)
+    publish_plot(manager, "tiny/med/sub")
+    for build in range(manager.settings.plot_keep_versions + 1):
+        publish_plot(manager, "tiny/med", f"later{build}")
+    os.utime(tmp_path / "data" / "lowers" / f"{lower}.safetensors", (0, 0))
+    manager.collect_garbage()
+    assert old not in manager.plots.history("tiny/med")
+    assert old in manager.plots.chain("tiny/med/sub")
+    assert manager.lowers.has(lower)
+    manager.export_domain("tiny/med/sub", tmp_path / "sub.plot", lambda done, total: None)
 
 
 def test_counts(manager: Manager) -> None:
