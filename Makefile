@@ -31,7 +31,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## .venv with everything (CUDA=1 for a machine with a GPU)
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml plot_store/pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 ifndef CUDA
@@ -41,7 +41,7 @@ ifeq ($(TORCH_INDEX),)
 endif
 	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)") $(PIP) "$(TORCH)"
 endif
-	$(PIP) --use-pep517 -e ".[$(EXTRAS)]"  # seqeval ships as source, and its legacy build fails
+	$(PIP) --use-pep517 -e ./plot_store -e ".[$(EXTRAS)]"  # seqeval ships as source, and its legacy build fails
 	$(PIP) --no-deps "$(ROOT_PACKAGE)"
 	@# A path beside the editable install: its finder is asked last, so `python -m hmi` beside a clone that is named
 	@# hmi would find that folder, and nothing in it.
@@ -103,8 +103,9 @@ format: setup ## format the code, and fix what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: setup ## build dist/hmi_server-….whl, which needs no clone
-	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+wheel: setup ## build dist/hmi_server-….whl and dist/hmi_plot_store-….whl, which need no clone
+	rm -rf build  # a build takes what lies there, also modules that are gone
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist ./plot_store .
 	@ls dist/*.whl
 
 clean: ## remove .venv and caches, but no data

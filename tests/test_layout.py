@@ -122,7 +122,8 @@ def test_the_makefile_installs_extras_that_exist() -> None:
 def test_no_package_index_is_named() -> None:
     # Where packages come from is a setting of pip, and differs from machine to machine.
     named = re.compile(r"pypi\.org|pythonhosted|--(?:extra-)?index-url|--find-links|download\.pytorch")
-    files = [REPO / "Makefile", REPO / "pyproject.toml", REPO / ".ci" / "run", *SOURCES]
+    projects = [REPO / "pyproject.toml", REPO / "plot_store" / "pyproject.toml"]
+    files = [REPO / "Makefile", *projects, REPO / ".ci" / "run", *SOURCES]
     assert [name_of(p) for p in files if named.search(p.read_text(encoding="utf-8"))] == []
 
 
@@ -133,10 +134,13 @@ def test_the_licence_is_apache_2() -> None:
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_the_installed_distribution_has_no_package_kernels() -> None:
+@pytest.mark.parametrize(
+    ("distribution", "packages"), [("hmi-server", {"hmi"}), ("hmi-plot-store", {"hmi_kernels", "plot_store"})]
+)
+def test_the_installed_distributions_have_no_package_kernels(distribution: str, packages: set[str]) -> None:
     # It would overwrite the hub's package when it is installed, and remove it when it is uninstalled.
-    named = metadata.distribution("hmi-server").read_text("top_level.txt") or ""
-    assert set(named.split()) == {"hmi", "hmi_kernels", "plot_store"}
+    named = metadata.distribution(distribution).read_text("top_level.txt") or ""
+    assert set(named.split()) == packages
 
 
 def test_the_hubs_package_is_found_from_our_folder_too(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hmi.doctor.finding import Finding, ok, problem, warning
 from hmi.execution.machine import fingerprint
 
 DISTRIBUTION: Final = "hmi-server"
+STORE: Final = "hmi-plot-store"
 FASTEST: Final = "avx512_bf16"
 USEFUL: Final = "avx2"
 
@@ -30,9 +31,9 @@ def installation_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """The packages that HMI needs, and the extras, by the distribution's own metadata."""
+    """The packages that HMI needs, and the extras, by the metadata of both distributions."""
     try:
-        needed = requires(DISTRIBUTION) or []
+        needed = [text for name in (DISTRIBUTION, STORE) for text in requires(name) or []]
     except PackageNotFoundError:
         yield warning(
             "packages", "hmi runs from its sources: install it with pip to have its packages checked"
@@ -48,7 +49,7 @@ def _packages() -> Iterator[Finding]:
         elif (why := _unmet(requirement)) is not None:
             wrong.append(why)
     if wrong:
-        yield problem("packages", f"{'; '.join(wrong)}: run pip install -U {DISTRIBUTION}")
+        yield problem("packages", f"{'; '.join(wrong)}: run pip install -U {DISTRIBUTION} {STORE}")
     else:
         told = ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "aiohttp", "lmdb"))
         yield ok("packages", f"all packages have versions that fit, such as {told}")
@@ -59,7 +60,7 @@ def _packages() -> Iterator[Finding]:
 def _unmet(requirement: str) -> str | None:
     """Return why a requirement such as `torch>=2.6,<3` is not met, or None if it is.
 
-    It compares bounds of the forms `>=` and `<` alone.
+    It compares bounds of the forms `>=`, `<` and `==` alone.
     """
     found = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(.*)", requirement.strip())
     assert found is not None
@@ -67,6 +68,9 @@ def _unmet(requirement: str) -> str | None:
         have = version(found[1])
     except PackageNotFoundError:
         return f"{found[1]} is not installed"
+    exactly = re.search(r"==\s*([\d.]+)", found[2])
+    if exactly is not None and _numbers(have) != _numbers(exactly[1]):
+        return f"{found[1]} {have} is not {exactly[1]}"
     least = re.search(r">=\s*([\d.]+)", found[2])
     if least is not None and _numbers(have) < _numbers(least[1]):
         return f"{found[1]} {have} is older than {least[1]}"

@@ -14,7 +14,7 @@ def import_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise NoDevice(f"cupy cannot be imported ({error}): pip install hmi-server[cuda]") from error
+        raise NoDevice(f"cupy cannot be imported ({error}): pip install hmi-plot-store[cuda]") from error
     return cupy
 
 

@@ -102,5 +102,5 @@ def _by_fsspec(scheme: str, path: str) -> Objects:
         return S3(path)
     except ImportError as error:
         raise Invalid(
-            f"{scheme}:// needs the package {error.name}: pip install 'hmi-server[remote]'"
+            f"{scheme}:// needs the package {error.name}: pip install 'hmi-plot-store[remote]'"
         ) from error

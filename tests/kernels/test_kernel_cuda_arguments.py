@@ -84,5 +84,5 @@ def test_arrays_that_do_not_fit_are_refused(device: cuda.LookupDevice) -> None:
 
 def test_without_cupy_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(cuda.NoDevice, match=r"pip install hmi-server\[cuda\]"):
+    with pytest.raises(cuda.NoDevice, match=r"pip install hmi-plot-store\[cuda\]"):
         cuda.CudaDevice()

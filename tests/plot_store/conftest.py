@@ -37,7 +37,7 @@ PLACES = ("folder", "memory", "s3")
 @pytest.fixture(scope="session")
 def bucket() -> Iterator[str]:
     """The address of a server of S3's protocol with a bucket "plots"."""
-    pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-server[remote]')")
+    pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-plot-store[remote]')")
     pytest.importorskip("moto", reason="moto is not installed (pip install 'moto[server]')")
     code = Path(__file__).parent / "bucket.py"
     with subprocess.Popen(

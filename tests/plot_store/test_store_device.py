@@ -109,7 +109,7 @@ def test_no_room_and_no_device(store: Store, library: ctypes.CDLL, monkeypatch: 
         with pytest.raises(StoreFull, match=r"needs \d+ bytes of device memory and 1000 are free"):
             reader.on_device(twin)
         monkeypatch.setitem(sys.modules, "cupy", None)
-        with pytest.raises(Invalid, match=r"pip install hmi-server\[cuda\]"):
+        with pytest.raises(Invalid, match=r"pip install hmi-plot-store\[cuda\]"):
             reader.on_device(4095)
 
 

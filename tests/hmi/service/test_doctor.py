@@ -152,6 +152,8 @@ def test_packages_that_are_missing_or_old() -> None:
     assert _unmet("numpy>=2.0") is None
     assert "is older than 999" in str(_unmet("numpy>=999"))
     assert "is not older than 1.2" in str(_unmet("numpy<1.2,>=1"))
+    assert "is not 1.2" in str(_unmet("numpy==1.2"))
+    assert _unmet(f"torch=={torch.__version__}") is None
     assert "is not installed" in str(_unmet("no-such-package>=1"))
 
 
