@@ -144,6 +144,11 @@ def checked_corpus(corpus: Upload, field: str = "corpus", encoding: str | None =
     return ". ".join(filter(None, (found.read, found.remark)))
 
 
+def check_text(text: Upload, field: str, encoding: str | None) -> None:
+    """Check that a file is text as a corpus has it, if only one document. Raises InvalidData."""
+    open_corpus(text, first=CHECKED_BYTES, field=field, encoding=encoding)
+
+
 def inspect_file(
     source: Upload, task: Task | None, skip: int = 0, *, corpus: bool = False, reading: Reading = AS_IT_IS
 ) -> Checked:

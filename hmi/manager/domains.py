@@ -15,7 +15,7 @@ from typing import Any, Literal
 import plot_store
 from hmi.core import DeletedParts, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
-from hmi.jobs.checks import CHECKED_BYTES, checked_corpus
+from hmi.jobs.checks import check_text, checked_corpus
 from hmi.jobs.options import BuildPlotOptions
 from hmi.jobs.specs import KEEP, PHRASES, TEXT, BuildPlotSpec, EraseSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
@@ -23,7 +23,6 @@ from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import current_version, plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE
-from hmi.training.data.corpus import open_corpus
 from plot_store import Store, VersionInfo
 
 ByteProgress = Callable[[int, int], None]
@@ -182,7 +181,7 @@ class DomainOperations:
             raise InvalidInput("keep is of no use without a text: leave it out, or give a text", field="keep")
         inputs = {part: given for part, given in ((TEXT, text), (KEEP, keep)) if given is not None}
         for part, given in inputs.items():
-            open_corpus(given, first=CHECKED_BYTES, field=part, encoding=encoding)
+            check_text(given, part, encoding)
         self._parts.misses.flush()
         inputs[PHRASES] = json.dumps(list(phrases)).encode()
         spec = EraseSpec(domain=name, dry_run=dry_run, encoding=encoding)

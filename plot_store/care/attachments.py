@@ -1,4 +1,4 @@
-"""Attachments: files of the caller that an export includes. The store does not interpret them."""
+"""Attachments: files of the caller that an export or a push includes. The store does not interpret them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Attachment:
-    """The manifest's record of an attachment: name, size in bytes, SHA-256 of the content."""
+    """The record of an attachment: name, size in bytes, SHA-256 of the content."""
 
     name: str
     bytes: int
@@ -28,7 +28,7 @@ class Attachment:
 
 
 def described(files: Mapping[str, Path]) -> list[Attachment]:
-    """Return the manifest's records for files by name. Raises Invalid, StoreIO."""
+    """Return the records for files by name. Raises Invalid, StoreIO."""
     found = []
     for name, path in sorted(files.items()):
         if not _NAME.fullmatch(name):
@@ -45,21 +45,31 @@ def described(files: Mapping[str, Path]) -> list[Attachment]:
 
 
 def parse(listed: Any) -> list[Attachment]:
-    """Parse the manifest's list of attachments. Raises Damaged."""
-    try:
-        found = [Attachment(**raw) for raw in listed]
-        sound = all(
-            _NAME.fullmatch(one.name)
-            and _SHA256.fullmatch(one.sha256)
-            and type(one.bytes) is int
-            and 0 <= one.bytes <= _MAX_BYTES
-            for one in found
-        )
-    except TypeError as error:
-        raise Damaged(f"the export's list of attachments is malformed ({error}): {CURE}") from error
+    """Parse a list of attachments' records. Raises ValueError, TypeError."""
+    found = [Attachment(**raw) for raw in listed]
+    sound = all(
+        _NAME.fullmatch(one.name)
+        and is_digest(one.sha256)
+        and type(one.bytes) is int
+        and 0 <= one.bytes <= _MAX_BYTES
+        for one in found
+    )
     if not sound or len({one.name for one in found}) != len(found):
-        raise Damaged(f"the export's list of attachments is malformed: {CURE}")
+        raise ValueError("a name, size or hash is impossible")
     return found
+
+
+def is_digest(text: str) -> bool:
+    """Return whether the text has the form of a SHA-256. Raises TypeError."""
+    return _SHA256.fullmatch(text) is not None
+
+
+def _of(unpacker: Unpacker) -> list[Attachment]:
+    """Return the records of an export whose head was read. Raises Damaged."""
+    try:
+        return parse(unpacker.attachments)
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"the export's list of attachments is malformed ({error}): {CURE}") from error
 
 
 def pieces(packer: Packer, attachments: list[Attachment], files: Mapping[str, Path]) -> Iterator[bytes]:
@@ -81,7 +91,7 @@ def read(path: Path) -> Iterator[tuple[str, bytes]]:
     with convert_os_errors(f"reading the export {path}"), open(path, "rb") as file:
         unpacker = Unpacker(file)
         unpacker.head()
-        for one in parse(unpacker.attachments):
+        for one in _of(unpacker):
             content = b"".join(unpacker.chunks(one.name, one.bytes))
             if hashlib.sha256(content).hexdigest() != one.sha256:
                 raise Damaged(f"the attachment {one.name} is damaged: {CURE}")
@@ -90,6 +100,6 @@ def read(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def skip(unpacker: Unpacker) -> None:
     """Skip the attachments, so that the segments come next. Raises Damaged."""
-    for one in parse(unpacker.attachments):
+    for one in _of(unpacker):
         for _ in unpacker.chunks(one.name, one.bytes):
             pass

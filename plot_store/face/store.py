@@ -33,6 +33,7 @@ from plot_store.ground.errors import Closed, Invalid
 from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import (
+    Accept,
     EraseReport,
     GcReport,
     Progress,
@@ -469,14 +470,16 @@ class Store(_Branches):
         *,
         expect: str | None = None,
         again: bool = False,
+        attached: Mapping[str, Path] | None = None,
         progress: Progress | None = None,
     ) -> Transfer:
         """Send a ref's current version, with its ancestors, to object storage, and make it current there.
 
         url: a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
         expect: the version that the remote has; the push replaces it even if this store has not seen it.
-        again: send everything, also what is there, to repair a remote. progress(bytes of segments done, bytes
-        in total).
+        again: send everything, also what is there, to repair a remote. attached: files of your own that the
+        version and its ancestors need, by name, of at most 2 GiB each; whoever pulls gets them.
+        progress(bytes done, bytes in total).
 
         Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO. Raises Conflict if the remote has a version
         that this store has not seen, or if a collection runs there. The remote's ref is unchanged then; only
@@ -489,20 +492,32 @@ class Store(_Branches):
                 f"n-grams were erased from version {changed[0]}, which a remote cannot hold: export it; or, "
                 f"if it is a version of {ref}, append or compact, and push the new version"
             )
-        return push(environment, open_objects(url), ref, expect, again, progress)
+        return push(environment, open_objects(url), ref, expect, again, attached or {}, progress)
 
     def pull(
-        self, ref: str, url: str | os.PathLike[str], *, again: bool = False, progress: Progress | None = None
+        self,
+        ref: str,
+        url: str | os.PathLike[str],
+        *,
+        again: bool = False,
+        accept: Accept | None = None,
+        progress: Progress | None = None,
     ) -> Transfer:
         """Fetch a ref's version from object storage, with its ancestors, and make it current here.
 
         The call fetches only segments that the store lacks, and compares each with the hash in its name.
         Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files, too,
-        and fetch those that are damaged. progress: as in `push`. Raises NotFound, Invalid, Damaged,
-        FormatTooNew, StoreFull, StoreIO; and Conflict if both refs have moved since they last agreed. Nothing
-        changes then.
+        and fetch those that are damaged. progress: as in `push`.
+
+        accept(versions, attached) is called before anything is fetched, unless this store is ahead. versions:
+        those that come, nearest first. attached: for the name of each file that the push attached, a function
+        that fetches its content and checks it; store those that you lack. What accept raises ends the pull.
+        Without accept, attached files stay there.
+
+        Raises NotFound, Invalid, Damaged, FormatTooNew, StoreFull, StoreIO; and Conflict if both refs have
+        moved since they last agreed. Nothing changes then.
         """
-        return pull(self._env(), open_objects(url), ref, again, progress)
+        return pull(self._env(), open_objects(url), ref, again, accept, progress)
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -15,6 +15,8 @@ from plot_store.ground.errors import Invalid
 DType = Literal["int8", "fp16", "fp32"]
 Kind = Literal["rows", "index"]
 Progress = Callable[[int, int], None]  # (done, total), in bytes; in entries for counting
+# (the versions that come, nearest first; for each attachment's name, a function that fetches its content)
+Accept = Callable[[list["VersionInfo"], Mapping[str, Callable[[], bytes]]], None]
 MAX_DIM = 1 << 16
 # The format of a window's segments and archives, and of a store that has had such a version.
 FORMATS: Final[dict[Window, int]] = {"centred": 3, "causal": 4}
@@ -176,7 +178,8 @@ class Transfer:
 
     version: VersionInfo  # the ref's current version, at both ends
     segments: int  # number of segments that were not there
-    bytes: int  # of these segments
+    bytes: int  # of these segments and attachments
+    attachments: tuple[str, ...] = ()  # names of the attachments that were not there
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from plot_store.care.attachments import is_digest
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged
 from plot_store.ground.files import TEMPORARY
@@ -78,21 +79,26 @@ def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
 
 
 def _unneeded(objects: Objects, before: float) -> list[Listed]:
-    """Return the objects that are older than a time and that no ref needs, manifests first.
+    """Return the objects that are older than a time and that no ref needs, manifests first. A ref without a
+    version, which is not being pushed, needs no object either.
 
     Younger manifests stay, with what they need. Raises Damaged if a manifest that a ref needs cannot be read,
     since what it needs is not known then.
     """
     manifests = {one.name: one for one in objects.listed(fmt.VERSIONS)}
-    wanted = {version for ref in all_refs(objects) for version in ref.versions}
+    refs_there = {one.name: one for one in objects.listed(fmt.REFS)}
+    found = all_refs(objects)
+    wanted = {version for ref in found for version in ref.versions}
     young = [_id(one.name) for one in manifests.values() if one.modified > before]
     live = _closure(objects, wanted)
     live |= _closure(objects, young, lenient=True)
     kept = {fmt.version_name(version) for version in live}
     kept |= {fmt.segment_name(info) for version in live.values() for info in version.segments}
-    left = [*manifests.values(), *objects.listed(fmt.SEGMENTS)]
-    left += [one for one in objects.listed(fmt.REFS) if one.name.endswith(TEMPORARY)]
-    ours = (one for one in left if one.name not in kept and _is_ours(one.name))
+    kept |= {fmt.attachment_name(one) for ref in found for listed in ref.attached.values() for one in listed}
+    left = [*manifests.values(), *objects.listed(fmt.SEGMENTS), *objects.listed(fmt.ATTACHED)]
+    ours = [one for one in left if one.name not in kept and _is_ours(one.name)]
+    empty = {fmt.ref_name(ref.ref) for ref in found if ref.current is None and not ref.pushing}
+    ours += [one for one in refs_there.values() if one.name in empty or one.name.endswith(TEMPORARY)]
     return [one for one in ours if one.modified <= before]
 
 
@@ -101,6 +107,8 @@ def _is_ours(name: str) -> bool:
     folder, _, file = name.partition("/")
     if file.endswith(TEMPORARY):  # a folder's file that a killed process left half-written
         return True
+    if folder == fmt.ATTACHED:
+        return is_digest(file)
     return names.is_segment(file) if folder == fmt.SEGMENTS else names.is_id(_id(name))
 
 

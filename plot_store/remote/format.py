@@ -4,6 +4,7 @@ plot-remote.json       the format, and an id of the place
 refs/<ref>.json        a ref: its current version, and pushes under way; only a compare-and-swap changes it
 versions/<id>.json.zst a manifest; it is put after its segments, and removed before them
 segments/<name>        the bytes of a segment
+attached/<sha256>      the bytes of an attachment; a ref's object says which of its versions need it
 collecting.json        there while a collection runs
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import zstandard
 
+from plot_store.care import attachments
+from plot_store.care.attachments import Attachment
 from plot_store.catalogue import records
 from plot_store.ground import names
 from plot_store.ground.errors import Damaged, FormatTooNew, PlotStoreError
@@ -25,7 +28,7 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 FORMAT: Final = 1
 MARKER: Final = "plot-remote.json"
 COLLECTING: Final = "collecting.json"
-REFS, VERSIONS, SEGMENTS = "refs", "versions", "segments"
+REFS, VERSIONS, SEGMENTS, ATTACHED = "refs", "versions", "segments", "attached"
 KEPT_VERSIONS: Final = 8  # a ref's list keeps this many, as `Store.gc` does by default
 MAX_PUSHES: Final = 16  # pushes under way of one ref; the oldest one above that has to start over
 CURE: Final = "push it again with again=True from a store that has it"
@@ -47,10 +50,11 @@ class RemoteRef:
     """A ref of a remote."""
 
     ref: str
-    current: str | None = None  # None until the first push has ended
+    current: str | None = None  # None until the first push has ended, and after a deletion
     versions: tuple[str, ...] = ()  # pushed last first; always holds current
-    generation: int = 0  # how often current was set
+    by: str = ""  # the push or deletion that set current; so no two states of a ref have the same bytes
     pushing: tuple[Push, ...] = ()
+    attached: Mapping[str, tuple[Attachment, ...]] = field(default_factory=dict)  # by version
 
     def begun(self, push: Push) -> RemoteRef:
         """Return the ref with this push under way."""
@@ -64,11 +68,18 @@ class RemoteRef:
         """Return whether this push is still under way."""
         return any(p.push == push for p in self.pushing)
 
-    def moved(self, version: str) -> RemoteRef:
-        """Return the ref with this current version."""
+    def moved(self, version: str, by: str, attached: Iterable[Attachment]) -> RemoteRef:
+        """Return the ref with this current version. Other attachments that the version has stay."""
         others = [v for v in self.versions if v != version]
         versions = (version, *others)[:KEPT_VERSIONS]
-        return replace(self, current=version, versions=versions, generation=self.generation + 1)
+        named = {one.name: one for one in (*self.attached.get(version, ()), *attached)}
+        every = {**self.attached, version: tuple(named.values())}
+        kept = {v: listed for v, listed in every.items() if v in versions and listed}
+        return replace(self, current=version, versions=versions, by=by, attached=kept)
+
+    def removed(self, by: str) -> RemoteRef:
+        """Return the ref without versions. Pushes under way stay, and one that ends makes the ref anew."""
+        return RemoteRef(self.ref, by=by, pushing=self.pushing)
 
 
 def ref_name(ref: str) -> str:
@@ -86,6 +97,11 @@ def segment_name(info: SegmentInfo) -> str:
     return f"{SEGMENTS}/{info.name}"
 
 
+def attachment_name(one: Attachment) -> str:
+    """Return the name of an attachment's object."""
+    return f"{ATTACHED}/{one.sha256}"
+
+
 def dump_ref(ref: RemoteRef) -> bytes:
     """Return the bytes of a ref's object."""
     return records.dump({"format": FORMAT, **asdict(ref)})
@@ -96,10 +112,13 @@ def parse_ref(data: bytes, name: str) -> RemoteRef:
 
     def parse(raw: dict[str, Any]) -> RemoteRef:
         pushing = tuple(Push(str(one["push"]), float(one["since"])) for one in raw["pushing"])
-        found = RemoteRef(raw["ref"], raw["current"], tuple(raw["versions"]), raw["generation"], pushing)
-        ids = [*found.versions, *([] if found.current is None else [found.current])]
-        if not all(map(names.is_id, ids)) or type(found.generation) is not int:
-            raise ValueError("a version's id or the generation is impossible")
+        attached = {v: tuple(attachments.parse(listed)) for v, listed in raw["attached"].items()}
+        found = RemoteRef(
+            raw["ref"], raw["current"], tuple(raw["versions"]), str(raw["by"]), pushing, attached
+        )
+        ids = [*found.versions, *found.attached, *([] if found.current is None else [found.current])]
+        if not all(map(names.is_id, ids)):
+            raise ValueError("a version's id is impossible")
         if ref_name(names.check_ref(found.ref)) != name:
             raise ValueError(f"it is of the ref {found.ref}")
         return found

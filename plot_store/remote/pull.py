@@ -6,10 +6,13 @@ before all of it is there. A pull that ends early changes nothing, and what it f
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from plot_store.care.archive_format import check_chain
+from plot_store.care.archive_format import check_chain, segments_of
+from plot_store.care.attachments import Attachment
 from plot_store.care.incoming import bring_in
 from plot_store.catalogue import agreed, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
@@ -17,7 +20,7 @@ from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged, NotFound
-from plot_store.ground.nouns import Progress, Transfer, VersionInfo
+from plot_store.ground.nouns import Accept, Progress, Transfer, VersionInfo
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
 from plot_store.remote.format import RemoteRef
@@ -28,7 +31,12 @@ _TURNS: Final = 3  # a pull begins anew if the remote's ref moved and a collecti
 
 
 def pull(
-    environment: Environment, objects: Objects, ref: str, again: bool, progress: Progress | None
+    environment: Environment,
+    objects: Objects,
+    ref: str,
+    again: bool,
+    accept: Accept | None,
+    progress: Progress | None,
 ) -> Transfer:
     """See `Store.pull`."""
     names.check_ref(ref)
@@ -36,7 +44,7 @@ def pull(
     state = refs.need_ref(objects, ref)
     for _ in range(_TURNS):
         try:
-            return _pull(environment, objects, place, state, again, progress)
+            return _pull(environment, objects, place, state, again, accept, progress)
         except Damaged:
             later = refs.need_ref(objects, ref)
             if later.current == state.current:
@@ -51,6 +59,7 @@ def _pull(
     place: str,
     state: RemoteRef,
     again: bool,
+    accept: Accept | None,
     progress: Progress | None,
 ) -> Transfer:
     ref, current = state.ref, state.current
@@ -70,9 +79,24 @@ def _pull(
         raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
     trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
     source = _Source(objects)
-    bring_in(environment, versions, source, present, progress, trusted)
+    attached = state.attached.get(current, ()) if accept is not None else ()
+    before = sum(one.bytes for one in attached)
+    total = before + sum(info.bytes for info, _ in segments_of(versions))
+
+    def shown(done: int, _: int = 0) -> None:
+        if progress is not None:
+            progress(before + done, total)
+
+    def fetched(one: Attachment) -> bytes:
+        content = source.attachment(one)
+        shown(source.bytes - before)
+        return content
+
+    if accept is not None:
+        accept(versions, {one.name: partial(fetched, one) for one in attached})
+    bring_in(environment, versions, source, present, shown, trusted)
     environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, current))
-    return Transfer(versions[0], source.segments, source.bytes)
+    return Transfer(versions[0], source.segments, source.bytes, tuple(source.attachments))
 
 
 def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> bool:
@@ -139,11 +163,24 @@ class _Source:
         self.cure = f"at {objects.place}, {fmt.CURE}"
         self.segments = 0
         self.bytes = 0
+        self.attachments: list[str] = []
         self._objects = objects
 
+    def attachment(self, one: Attachment) -> bytes:
+        """Fetch an attachment. Raises Damaged, StoreIO."""
+        content = b"".join(self._pieces(fmt.attachment_name(one), one.bytes))
+        if hashlib.sha256(content).hexdigest() != one.sha256:
+            raise Damaged(
+                f"the object {fmt.attachment_name(one)} does not match the hash in its name: {self.cure}"
+            )
+        self.attachments.append(one.name)
+        return content
+
     def chunks(self, name: str, size: int) -> Iterator[bytes]:
-        whole = f"{fmt.SEGMENTS}/{name}"
         self.segments += 1
+        return self._pieces(f"{fmt.SEGMENTS}/{name}", size)
+
+    def _pieces(self, whole: str, size: int) -> Iterator[bytes]:
         for start in range(0, size, _PIECE):
             wanted = min(_PIECE, size - start)
             piece = self._objects.read(whole, start, wanted)

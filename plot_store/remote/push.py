@@ -1,26 +1,32 @@
 """Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
 
-A push puts each version's segments before its manifest. So a manifest that is there has its segments there.
-The ref moves last, in one conditional put. Wherever a push ends, the ref names the old version or the new
-one, and all that this version needs is there.
+A push puts attachments, then each version's segments, then its manifest. So a manifest that is there has its
+segments there. The ref moves last, in one conditional put, which also says which attachments the version
+needs. Wherever a push ends, the ref names the old version or the new one, and all that this version needs is
+there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
+from plot_store.care import attachments
+from plot_store.care.attachments import Attachment
 from plot_store.catalogue import agreed, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
-from plot_store.ground.errors import Conflict, NotFound, PlotStoreError
+from plot_store.ground.errors import Conflict, Damaged, NotFound, PlotStoreError
+from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Progress, SegmentInfo, Transfer, VersionInfo
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
@@ -40,16 +46,20 @@ def push(
     ref: str,
     expect: str | None,
     again: bool,
+    attached: Mapping[str, Path],
     progress: Progress | None,
 ) -> Transfer:
     """See `Store.push`."""
+    listed = attachments.described(attached)
     tip = environment.catalogue.read(lambda txn: version_tree.need_ref(txn, ref)).current
     place = refs.make_place(objects)
     with pins.lease(environment, tip, _LEASE_S, "push") as lease:
         chain = environment.catalogue.read(
             lambda txn: version_tree.chain(txn, version_tree.get_version(txn, tip))
         )
-        work = _Work(environment, objects, ref, place, chain, expect, again, progress, lease)
+        work = _Work(
+            environment, objects, ref, place, chain, expect, again, attached, listed, progress, lease
+        )
         for _ in range(_TURNS):
             done = work.turn()
             if done is not None:
@@ -71,6 +81,8 @@ class _Work:
     chain: list[VersionInfo]
     expect: str | None
     again: bool
+    files: Mapping[str, Path]
+    attached: list[Attachment]  # their records
     progress: Progress | None
     lease: pins.Lease
 
@@ -84,7 +96,9 @@ class _Work:
         def end(found: RemoteRef | None) -> RemoteRef | None:
             if found is None or not found.has(mark.push):
                 return None
-            return (found.moved(self.chain[0].id) if self._goes(found) else found).without({mark.push})
+            goes = self._goes(found)
+            ended = found.moved(self.chain[0].id, mark.push, self.attached) if goes else found
+            return ended.without({mark.push})
 
         try:
             state = refs.change(self.objects, self.ref, begin)
@@ -102,10 +116,10 @@ class _Work:
     def _goes(self, found: RemoteRef | None) -> bool:
         """Return whether the remote's ref is to be changed. Raises Conflict if it must not be."""
         tip, current = self.chain[0].id, None if found is None else found.current
-        if current is None:
+        if found is None or current is None:
             return True
         if current == tip:
-            return self.again
+            return self.again or not set(self.attached) <= set(found.attached.get(tip, ()))
         if self.expect is not None:
             allowed = current == self.expect
         else:
@@ -124,18 +138,32 @@ class _Work:
 
     def _upload(self, state: RemoteRef) -> Transfer:
         """Put what the remote lacks. Returns what was put."""
-        plan = self._plan(state)
-        total = sum(info.bytes for _, infos in plan for info in infos)
-        done = segments = 0
+        attached, plan = self._lacking(state), self._plan(state)
+        segments = [info for _, infos in plan for info in infos]
+        total, done = sum(one.bytes for one in attached) + sum(info.bytes for info in segments), 0
+        for size in self._put_all(attached, plan):
+            done += size
+            self._keep()
+            if self.progress is not None:
+                self.progress(done, total)
+        return Transfer(self.chain[0], len(segments), done, tuple(one.name for one in attached))
+
+    def _put_all(
+        self, attached: list[Attachment], plan: list[tuple[VersionInfo, list[SegmentInfo]]]
+    ) -> Iterator[int]:
+        """Put everything. Yields the size of each attachment and segment after it was put."""
+        yield from map(self._attach, attached)
         for version, infos in plan:
-            for size in _threaded(partial(self._put, version), infos):
-                done += size
-                segments += 1
-                self._keep()
-                if self.progress is not None:
-                    self.progress(done, total)
+            yield from _threaded(partial(self._put, version), infos)
             self.objects.put(fmt.version_name(version.id), memoryview(fmt.dump_version(version)))
-        return Transfer(self.chain[0], segments, done)
+
+    def _lacking(self, state: RemoteRef) -> list[Attachment]:
+        """Return the attachments that the remote lacks."""
+        if self.again:
+            return self.attached
+        there = {one.sha256 for listed in state.attached.values() for one in listed}
+        unknown = [one for one in self.attached if one.sha256 not in there]
+        return [one for one in unknown if self.objects.size(fmt.attachment_name(one)) != one.bytes]
 
     def _plan(self, state: RemoteRef) -> list[tuple[VersionInfo, list[SegmentInfo]]]:
         """Return the versions that the remote lacks, the root first, each with the segments that it lacks."""
@@ -164,6 +192,14 @@ class _Work:
         segment.check_whole()
         self.objects.put(fmt.segment_name(info), segment.raw.data)
         return info.bytes
+
+    def _attach(self, one: Attachment) -> int:
+        with convert_os_errors(f"reading the attachment {one.name}"):
+            content = self.files[one.name].read_bytes()
+        if hashlib.sha256(content).hexdigest() != one.sha256:
+            raise Damaged(f"the attachment {one.name} changed while it was read: push it again")
+        self.objects.put(fmt.attachment_name(one), memoryview(content))
+        return one.bytes
 
     def _keep(self) -> None:
         """Renew the lease that keeps the version from this store's gc."""

@@ -29,10 +29,14 @@ def read_ref(objects: Objects, ref: str) -> RemoteRef | None:
 
 def need_ref(objects: Objects, ref: str) -> RemoteRef:
     """Return a ref of a remote that was pushed. Raises NotFound, Damaged, FormatTooNew, StoreIO."""
-    found = read_ref(objects, ref)
+    return _needed(objects, ref, read_ref(objects, ref))[0]
+
+
+def _needed(objects: Objects, ref: str, found: RemoteRef | None) -> tuple[RemoteRef, str]:
+    """Return the ref and the id of its current version. Raises NotFound if it has none."""
     if found is None or found.current is None:
         raise NotFound(f"there is no ref {ref!r} at {objects.place}: look at the list of refs, or push it")
-    return found
+    return found, found.current
 
 
 def change(
@@ -57,6 +61,28 @@ def change(
     raise Conflict(
         f"{ref} at {objects.place} changes all the time: let fewer processes push it, then try again"
     )
+
+
+def remove(objects: Objects, ref: str, expect: str | None) -> str:
+    """See `Remote.delete`. The object stays until a collection: no store has a removal on a condition that
+    can be relied on.
+    """
+    by, was = uuid.uuid4().hex, ""
+
+    def changed(found: RemoteRef | None) -> RemoteRef | None:
+        nonlocal was
+        if found is not None and found.by == by:
+            return None
+        there, was = _needed(objects, ref, found)
+        if expect not in (None, was):
+            raise Conflict(
+                f"{ref} at {objects.place} is at version {was}, not at {expect}: look at it, then delete it "
+                f"with expect={was!r}"
+            )
+        return there.removed(by)
+
+    change(objects, ref, changed)
+    return was
 
 
 def read_version(objects: Objects, version_id: str) -> VersionInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from plot_store.ground import names
 from plot_store.ground.arguments import check_number
 from plot_store.remote import refs
 from plot_store.remote.collect import RemoteGcReport, all_refs, collect
@@ -33,10 +34,21 @@ class Remote:
         refs.need_place(self._objects)
         return {ref.ref: ref.current for ref in all_refs(self._objects) if ref.current is not None}
 
+    def delete(self, ref: str, *, expect: str | None = None) -> str:
+        """Remove a ref. `collect` frees its objects. Returns the id of the version that it was at.
+
+        expect: the version at which it must be. A push under way makes the ref anew, and so does a later one.
+        Raises NotFound, Conflict (it is at another version), Invalid, Damaged, FormatTooNew, StoreIO. After a
+        StoreIO the ref may be gone: look at `refs`.
+        """
+        names.check_ref(ref)
+        refs.need_place(self._objects)
+        return refs.remove(self._objects, ref, expect)
+
     def collect(
         self, *, age_s: float = DAY_S, dry_run: bool = False, take_over: bool = False
     ) -> RemoteGcReport:
-        """Remove manifests and segments that no ref needs and that are older than `age_s` seconds.
+        """Remove manifests, segments and attachments that no ref needs and that are older than age_s seconds.
 
         Each ref needs its current version, the seven pushed before it, and all their ancestors. Pushes are
         refused meanwhile. A push that began longer ago than age_s counts as dead; if it lives, it begins

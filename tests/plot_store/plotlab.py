@@ -146,7 +146,6 @@ def child(code: str, *arguments: object, **environment: str) -> subprocess.Compl
 
 
 def child_env() -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", Path(__file__).parent))),
-        "OMP_NUM_THREADS": "1",
-    }
+    own = map(str, (ROOT, ROOT / "kernels", Path(__file__).parent))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (*own, *given))), "OMP_NUM_THREADS": "1"}

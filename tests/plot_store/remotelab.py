@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from plot_store import Store, StoreIO, Transfer, VersionInfo
+from plot_store.ground.nouns import Accept
 from plot_store.remote import collect, format, refs
 from plot_store.remote import pull as pulling
 from plot_store.remote import push as pushing
@@ -99,14 +103,39 @@ def credentials(bucket: str, secret: str = "a-secret-never-shown") -> dict[str, 
     }
 
 
-def push(store: Store, place: Objects, ref: str) -> Transfer:
+def push(store: Store, place: Objects, ref: str, attached: Mapping[str, Path] | None = None) -> Transfer:
     """As `Store.push`, to this place."""
-    return pushing.push(store._env(), place, ref, None, False, None)
+    return pushing.push(store._env(), place, ref, None, False, attached or {}, None)
 
 
-def pull(store: Store, place: Objects, ref: str) -> Transfer:
+def pull(store: Store, place: Objects, ref: str, accept: Accept | None = None) -> Transfer:
     """As `Store.pull`, from this place."""
-    return pulling.pull(store._env(), place, ref, False, None)
+    return pulling.pull(store._env(), place, ref, False, accept, None)
+
+
+def files(folder: Path, *seeds: int) -> dict[str, Path]:
+    """Files to attach, by name. The seed is in the name and decides the content."""
+    found = {}
+    for seed in seeds:
+        found[f"file-{seed}"] = path = folder / f"file-{seed}"
+        path.write_bytes(content(seed))
+    return found
+
+
+def content(seed: int) -> bytes:
+    return random.Random(seed).randbytes(3000)
+
+
+class Shelf(dict[str, bytes]):
+    """What pulls handed over. As `accept`, it takes what it lacks."""
+
+    def __call__(self, versions: list[VersionInfo], attached: Mapping[str, Callable[[], bytes]]) -> None:
+        for name, fetch in attached.items():
+            if name not in self:
+                self[name] = fetch()
+
+    def sound(self) -> bool:
+        return all(found == content(int(name.removeprefix("file-"))) for name, found in self.items())
 
 
 def whole(objects: Objects) -> dict[str, str]:
@@ -126,6 +155,11 @@ def whole(objects: Objects) -> dict[str, str]:
             version_id = collect._id(listed.name)
             needed.setdefault(version_id, refs.read_version(objects, version_id))
     names = {format.segment_name(i): i.bytes for version in needed.values() for i in version.segments}
+    for ref in collect.all_refs(objects):
+        for one in (one for listed in ref.attached.values() for one in listed):
+            data = objects.read(format.attachment_name(one), 0, one.bytes + 1)
+            assert data is not None, one
+            assert hashlib.sha256(data).hexdigest() == one.sha256, one
     for name, size in names.items():
         data = objects.read(name, 0, size + 1)
         assert data is not None, name

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
-from remotelab import Place, pull, push, whole
+from remotelab import Place, Shelf, files, pull, push, whole
 
-from plot_store import Conflict, Remote, Store, StoreIO
+from plot_store import Conflict, NotFound, Remote, Store, StoreIO
 from plot_store.remote import collect, format
 from plot_store.remote.objects import open_objects
 
@@ -38,7 +38,7 @@ def faults(url: str, run: Callable[[Place], object], how: str) -> Iterator[Place
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_first_push(store: Store, other: Store, url: str, how: str) -> None:
+def test_a_first_push(store: Store, other: Store, url: str, how: str, tmp_path: Path) -> None:
     """Each round pushes another ref, with a root of its own."""
     rounds = iter(range(200))
 
@@ -47,17 +47,20 @@ def test_a_first_push(store: Store, other: Store, url: str, how: str) -> None:
         lab.put(store, ref, lab.content(1))
         version = lab.put(store, f"{ref}/a", lab.content(2))
         wanted[f"{ref}/a"] = version.id
-        push(store, place, f"{ref}/a")
+        push(store, place, f"{ref}/a", files(tmp_path, len(wanted), 0))
 
     wanted: dict[str, str] = {}
+    shelf = Shelf()
     for place in faults(url, run, how):
         there = whole(place.inner)
         ref = list(wanted)[-1]
         assert there.items() <= wanted.items()
-        store.push(ref, url)
+        store.push(ref, url, attached=files(tmp_path, len(wanted), 0))
         place.arrive()
         assert whole(place.inner) == wanted
-        assert other.pull(ref, url).version.id == wanted[ref]
+        assert other.pull(ref, url, accept=shelf).version.id == wanted[ref]
+        assert f"file-{len(wanted)}" in shelf
+    assert shelf.sound()
     lab.check(other)
     Remote(url).collect(age_s=0)
     assert whole(open_objects(url)) == wanted
@@ -98,23 +101,28 @@ def test_a_pull(store: Store, other: Store, url: str, how: str, tmp_path: Path) 
     seeds = iter(range(10, 300))
 
     def run(place: Place) -> None:
-        lab.put(store, "r/a", lab.content(next(seeds), (9, 3, 1)))
-        store.push("r/a", url)
-        pull(other, place, "r/a")
+        seed = next(seeds)
+        lab.put(store, "r/a", lab.content(seed, (9, 3, 1)))
+        store.push("r/a", url, attached=files(tmp_path, seed))
+        pull(other, place, "r/a", shelf)
+
+    shelf = Shelf()
 
     old = None
     for place in faults(url, run, how):
         new = store.version("r/a")
         found = other.refs().get("r/a")
         assert found in (old, new)
+        assert shelf.sound()
         lab.check(other)
         assert other.pull("r/a", url).version == new == other.version("r/a")
         lab.check(other)
         old = new
         with Store.open(tmp_path / "first", create=True) as first:
             with contextlib.suppress(StoreIO):
-                pull(first, Place(open_objects(url), place.at, "before"), "r/a")
+                pull(first, Place(open_objects(url), place.at, "before"), "r/a", early := Shelf())
             assert first.refs().keys() in ({"r", "r/a"}, set())
+            assert early or not first.refs()  # attachments first
             lab.check(first)
             first.pull("r/a", url)
             lab.check(first)
@@ -124,14 +132,15 @@ def test_a_pull(store: Store, other: Store, url: str, how: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["before", "after", "late", "half"])
-def test_a_collection(store: Store, url: str, how: str) -> None:
+def test_a_collection(store: Store, url: str, how: str, tmp_path: Path) -> None:
     lab.put(store, "r", lab.content(1))
     seeds = iter(range(10, 3000))
 
     def run(place: Place) -> None:
         for _ in range(9):
-            lab.put(store, "r", lab.content(next(seeds), (9, 3, 1)))
-            store.push("r", url)
+            seed = next(seeds)
+            lab.put(store, "r", lab.content(seed, (9, 3, 1)))
+            store.push("r", url, attached=files(tmp_path, seed))
         place.calls.clear()
         collect.collect(place, 0.0, False, False)
 
@@ -148,6 +157,34 @@ def test_a_collection(store: Store, url: str, how: str) -> None:
             Remote(url).collect(age_s=0, take_over=True)
         store.push("r", url)
         assert whole(place.inner) == {"r": store.version("r").id}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_removal(store: Store, url: str, how: str) -> None:
+    lab.put(store, "r", lab.content(1))
+    lab.put(store, "r/a", lab.content(2))
+    store.push("r", url)
+    remote, kept = Remote(url), {"r": store.version("r").id}
+
+    def run(place: Place) -> None:
+        remote._objects = open_objects(url)
+        store.push("r/a", url)
+        remote._objects = place
+        remote.delete("r/a")
+
+    for place in faults(url, run, how):
+        both = kept | {"r/a": store.version("r/a").id}
+        assert whole(place.inner) in (kept, both)
+        place.arrive()
+        assert whole(place.inner) in (kept, both)
+        with contextlib.suppress(NotFound):
+            Remote(url).delete("r/a")
+        Remote(url).collect(age_s=0)
+        assert whole(place.inner) == kept
+        store.push("r/a", url)
+        assert whole(place.inner) == both
+        place.arrive()  # once more, when the ref has been made anew
+        assert whole(place.inner) == both
 
 
 PUSHER = """

@@ -40,12 +40,31 @@ def moving(
         if REF not in store.refs():
             lab.put(store, "r", lab.content(0))
             lab.put(store, REF, lab.content(1))
-        lab.put(store, REF, lab.content(seed), extend=seed % 4 > 0, build=f"b{seed}")
+        lab.put(store, REF, lab.content(seed), extend=seed % 4 > 0, build=f"b{seed}", meta={"seed": seed})
+        attached = remotelab.files(Path(folder), 0, seed)
         if what == "pull":
-            store.push(REF, url)
+            store.push(REF, url, attached=attached)
         emit("moves")
-        (remotelab.push if what == "push" else remotelab.pull)(store if what == "push" else to, place, REF)
+        if what == "push":
+            remotelab.push(store, place, REF, attached)
+        else:
+            remotelab.pull(to, place, REF, _Kept(Path(folder)))
         emit("moved")
+
+
+class _Kept(remotelab.Shelf):
+    """A shelf on the disk of the store "to"."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "kept"
+        self._folder.mkdir(exist_ok=True)
+        super().__init__({path.name: path.read_bytes() for path in self._folder.iterdir()})
+
+    def __setitem__(self, name: str, content: bytes) -> None:
+        draft = self._folder.parent / "draft"
+        draft.write_bytes(content)
+        draft.rename(self._folder / name)
+        super().__setitem__(name, content)
 
 
 def moved(*, emit: Callable[[Any], None], folder: str, url: str, environment: dict[str, str]) -> None:
@@ -56,13 +75,20 @@ def moved(*, emit: Callable[[Any], None], folder: str, url: str, environment: di
     with Store.open(Path(folder) / "from") as store, Store.open(Path(folder) / "to", create=True) as to:
         known = {version.id for version in store.history(REF)}
         assert set(before.values()) <= known
-        assert {version.id for ref, version in to.refs().items() if ref == REF} <= known
+        at = [version for ref, version in to.refs().items() if ref == REF]
+        assert {version.id for version in at} <= known
+        kept = _Kept(Path(folder))
+        assert kept.sound()
+        assert {f"file-{version.meta['seed']}" for version in at} <= kept.keys()  # attachments first
         for one in (store, to):
             one.gc(orphan_age_s=-60)  # what a killed process left half-written
             lab.check(one)
-        new = store.push(REF, url).version
+        seed = store.version(REF).meta["seed"]
+        new = store.push(REF, url, attached=remotelab.files(Path(folder), 0, seed)).version
         assert remotelab.whole(objects) == {REF: new.id}
-        assert to.pull(REF, url).version == new == to.version(REF)
+        assert to.pull(REF, url, accept=kept).version == new == to.version(REF)
+        assert {"file-0", f"file-{seed}"} <= kept.keys()
+        assert kept.sound()
         lab.check(to)
         Remote(url).collect(age_s=0)
         assert remotelab.whole(objects) == {REF: new.id}
