@@ -12,7 +12,7 @@ from hmi.errors import InvalidInput
 from hmi.model.tenant.stored_dtype import StoredDtype
 from hmi.modulespec import DEPTH
 from hmi.training.data.reading import AS_IT_IS as AS_IT_IS
-from hmi.training.data.reading import EncodingName
+from hmi.training.data.reading import EncodingName as EncodingName
 from hmi.training.data.reading import Reading as Reading
 from hmi.training.plans.recipe import RECIPE, ClassWeights, LongTexts, Recipe
 from hmi.words import explain

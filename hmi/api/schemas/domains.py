@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from hmi.api.schemas.shared import Alpha, Answer, Change, DomainName, PathRef, Request
-from hmi.jobs.options import BuildPlotOptions
-from hmi.training.data.reading import EncodingName
+from hmi.jobs.options import BuildPlotOptions, EncodingName
 
 
 class ChangeDomain(Change):
