@@ -23,7 +23,7 @@ from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import current_version, plot_errors
 from hmi.stores.tensors.adapter_store import LOWER_CURE
-from plot_store import Store, VersionInfo
+from plot_store import Store, Transfer, VersionInfo
 
 ByteProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -36,12 +36,7 @@ def export_domain(parts: Parts, version: str, archive: Path, progress: ByteProgr
     Raises NotFound, Damaged, StorageFull, Unavailable.
     """
     with plot_errors():
-        lowers = lowers_of(parts.plots.chain(version))
-        for name, ref in lowers.items():
-            parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
-        parts.plots.export(
-            version, archive, attached={n: parts.lowers.path(n) for n in lowers}, progress=progress
-        )
+        parts.plots.export(version, archive, attached=_lower_files(parts, version), progress=progress)
 
 
 def import_domain(
@@ -51,16 +46,87 @@ def import_domain(
 
     Returns the version, and the refs whose lower layers are neither in the export nor in this store
     (earlier releases exported none). Such versions answer, but no build can extend them. Raises
-    plot_store's errors and Damaged, StorageFull.
+    plot_store's errors and Damaged, StorageFull, Conflict (see `_check_roots`).
     """
-    lowers = lowers_of(Store.archived(archive))
+    versions = Store.archived(archive)
+    _check_roots(parts, versions, str(archive), name)
+    lowers = lowers_of(versions)
     for lower, content in Store.attached(archive):
         # Lower layers come before the versions that need them; collection spares what was stored in
         # the last hour.
         if lower in lowers:
             parts.lowers.take_over(lower, content)
     version = parts.plots.import_archive(archive, ref=name, progress=progress)
-    return version, sorted(ref for lower, ref in lowers.items() if not parts.lowers.has(lower))
+    return version, _lacking(parts, lowers)
+
+
+def push_domain(
+    parts: Parts, domain: str, place: str, progress: ByteProgress, expect: str | None, again: bool
+) -> Transfer:
+    """Push a domain's current version, as `Store.push` does, with the lower layers that an export has.
+
+    Raises plot_store's errors, Damaged, Unavailable.
+    """
+    while True:
+        lowers = _lower_files(parts, domain)
+        done = parts.plots.push(domain, place, expect=expect, again=again, attached=lowers, progress=progress)
+        if _lower_files(parts, done.version.id).keys() <= lowers.keys():
+            return done  # otherwise the domain got a version meanwhile
+
+
+def pull_domain(
+    parts: Parts, domain: str, place: str, progress: ByteProgress, again: bool
+) -> tuple[Transfer, list[str]]:
+    """Pull a domain, as `Store.pull` does, with its lower layers.
+
+    again: also replace damaged lower layers. Returns what came, and the refs whose lower layers are neither
+    there nor in this store, as `import_domain` does. Raises plot_store's errors and Damaged, StorageFull,
+    Conflict (see `_check_roots`).
+    """
+
+    def accept(versions: list[VersionInfo], attached: Mapping[str, Callable[[], bytes]]) -> None:
+        _check_roots(parts, versions, place, None)
+        for lower in lowers_of(versions).keys() & attached.keys():
+            if again or not parts.lowers.has(lower):
+                parts.lowers.take_over(lower, attached[lower]())
+            else:
+                parts.lowers.spare([lower])
+
+    done = parts.plots.pull(domain, place, again=again, accept=accept, progress=progress)
+    return done, _lacking(parts, lowers_of(parts.plots.chain(done.version.id)))
+
+
+def _lower_files(parts: Parts, version: str) -> dict[str, Path]:
+    """Return the files of lower layers that a version and its ancestors need, by name.
+
+    Raises plot_store's errors, Damaged (also if one is missing), Unavailable.
+    """
+    lowers = lowers_of(parts.plots.chain(version))
+    for name, ref in lowers.items():
+        parts.lowers.check(name, f"domain {ref}'s lower layers", LOWER_CURE)
+    return {name: parts.lowers.path(name) for name in lowers}
+
+
+def _lacking(parts: Parts, lowers: Mapping[str, str]) -> list[str]:
+    return sorted(ref for lower, ref in lowers.items() if not parts.lowers.has(lower))
+
+
+def _check_roots(parts: Parts, versions: list[VersionInfo], place: str, name: str | None) -> None:
+    """Raise Conflict unless each version was computed with a root of this data folder.
+
+    A PLOT's rows fit only the upper layers of the import that computed them. name: the first version's ref
+    here; None: its own.
+    """
+    roots = {root.name: root.version for root in parts.registry.roots()}
+    for at, version in enumerate(versions):
+        root = DomainId.parse(name if at == 0 and name is not None else version.ref).root
+        made_on = PlotMeta.of(version).root_version or None
+        if made_on is None or roots.get(root) != made_on:
+            raise Conflict(
+                f"{version.ref} in {place} was computed with version {made_on} of its root, but this data "
+                f"folder has {roots.get(root, 'none')} as root {root!r}: take it into the data folder that "
+                "it comes from or a copy of that, or create the domain here from its corpus"
+            )
 
 
 SHOWN = 5

@@ -26,7 +26,15 @@ from hmi.jobs.options import AS_IT_IS, Reading
 from hmi.jobs.runtime.runner import JobRunner
 from hmi.manager.cascades import CascadeInfo, Cascades
 from hmi.manager.consistency import Consistency
-from hmi.manager.domains import ByteProgress, DomainInfo, DomainOperations, export_domain, import_domain
+from hmi.manager.domains import (
+    ByteProgress,
+    DomainInfo,
+    DomainOperations,
+    export_domain,
+    import_domain,
+    pull_domain,
+    push_domain,
+)
 from hmi.manager.exchange import Exchange, ModuleFiles
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import ModelOperations, TokenProfiles, set_objective
@@ -41,7 +49,7 @@ from hmi.stores.records.registry import Registry
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
 from hmi.tenancy import NO_LIMITS, default_limits
-from plot_store import VersionInfo
+from plot_store import Transfer, VersionInfo
 
 
 class Manager:
@@ -186,14 +194,32 @@ class Manager:
         return self._domains.one(domain)
 
     def export_domain(self, version: str, archive: Path, progress: ByteProgress) -> None:
-        """Write a version with its ancestors and lower layers to `archive`. See `archives.export_domain`."""
+        """Write a version with its ancestors and lower layers to `archive`. See `domains.export_domain`."""
         export_domain(self._parts, version, archive, progress)
 
     def import_domain(
         self, archive: Path, name: str | None, progress: ByteProgress
     ) -> tuple[VersionInfo, list[str]]:
-        """Import an export, as `archives.import_domain` describes."""
+        """Import an export, as `domains.import_domain` describes."""
         return import_domain(self._parts, archive, name, progress)
+
+    def push_domain(
+        self,
+        domain: str,
+        place: str,
+        progress: ByteProgress,
+        *,
+        expect: str | None = None,
+        again: bool = False,
+    ) -> Transfer:
+        """Push a domain to a place in object storage, as `domains.push_domain` describes."""
+        return push_domain(self._parts, domain, place, progress, expect, again)
+
+    def pull_domain(
+        self, domain: str, place: str, progress: ByteProgress, *, again: bool = False
+    ) -> tuple[Transfer, list[str]]:
+        """Pull a domain from a place in object storage, as `domains.pull_domain` describes."""
+        return pull_domain(self._parts, domain, place, progress, again)
 
     def rollback_domain(self, domain: str, version: str) -> DomainInfo:
         """Make an earlier version current. Raises NotFound, InvalidInput (a version of another domain)."""

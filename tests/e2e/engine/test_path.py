@@ -232,6 +232,32 @@ def test_further_pretraining_gives_a_branch_its_own_lower_layers(home: Home, tmp
     manager.delete_domain("tiny/own")
 
 
+def _travels_by_a_remote(manager: Manager, version: VersionInfo, place: str) -> None:
+    """A push holds them, too, also if the version was pushed without them before."""
+    lower, file = version.meta["lower"], manager.lowers.path(version.meta["lower"])
+
+    def pulled(again: bool = False) -> tuple[tuple[str, ...], list[str]]:
+        done, lacking = manager.pull_domain("tiny/own", place, lambda *_: None, again=again)
+        assert done.version == version
+        return done.attachments, lacking
+
+    manager.plots.push("tiny/own", place)
+    manager.delete_domain("tiny/own")
+    file.unlink()
+    assert pulled() == ((), ["tiny/own"])
+    with pytest.raises(Damaged, match="lower layers"):
+        manager.push_domain("tiny/own", place, lambda *_: None)
+    manager.import_domain(Path(place).parent / "own.plot", None, lambda *_: None)
+    assert manager.push_domain("tiny/own", place, lambda *_: None).attachments == (lower,)
+    assert pulled() == ((), [])
+    file.write_bytes(b"damaged")
+    assert pulled(again=True) == ((lower,), [])
+    manager.delete_domain("tiny/own")
+    file.unlink()
+    assert pulled() == ((lower,), [])
+    assert manager.verify_files() == ()
+
+
 def _travels(manager: Manager, version: VersionInfo, tmp_path: Path) -> None:
     """An export holds the branch's lower layers. One of an earlier release does
     not, and the import says so."""
@@ -245,6 +271,8 @@ def _travels(manager: Manager, version: VersionInfo, tmp_path: Path) -> None:
         file.unlink(missing_ok=True)
         assert manager.import_domain(tmp_path / archive, None, lambda done, total: None) == (version, lacking)
         assert bool(manager.verify()) == bool(lacking)
+    assert file.read_bytes() == content
+    _travels_by_a_remote(manager, version, str(tmp_path / "remote"))
     assert file.read_bytes() == content
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (problem,) = manager.verify_files()

@@ -97,6 +97,11 @@ COMMANDS = {
     "store gc": "",
     "store import": "FILE",
     "store info": "",
+    "store pull": "tiny OUT",
+    "store push": "tiny OUT",
+    "store remote delete": "tiny OUT --yes",
+    "store remote gc": "OUT",
+    "store remote list": "OUT",
     "store scrub": "",
     "store top": "",
     "store verify": "",
@@ -121,6 +126,8 @@ NO_URL = {
         (f"store {name}" for name in ("compact", "diff", "export", "gc", "import", "scrub", "verify")),
         "it reads or changes the files of the store",
     ),
+    **dict.fromkeys(("store pull", "store push"), "it reads or changes the files of the store"),
+    **dict.fromkeys((f"store remote {name}" for name in ("delete", "gc", "list")), "it works on the place"),
     "backup prune": "it changes the backups themselves",
     "backup verify": "it reads the backup itself",
     "audit verify": "it reads the files of the log",
@@ -153,6 +160,7 @@ ELSEWHERE = {
     "reference",
 }
 ELSEWHERE |= {"backup list", "backup prune", "backup verify", "restore"}
+ELSEWHERE |= {"store remote delete", "store remote gc", "store remote list"}
 """Commands that need no data folder, create one, or (job watch) call a server."""
 
 

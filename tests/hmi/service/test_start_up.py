@@ -58,6 +58,8 @@ COMPUTES = {
     "store diff",
     "store export",
     "store import",
+    "store pull",
+    "store push",
     "store scrub",
     "store verify",
 }

@@ -7,6 +7,7 @@ import click
 from hmi.cli.data.store.archives import export, import_
 from hmi.cli.data.store.care import compact, gc, info, scrub, verify
 from hmi.cli.data.store.figures import diff, top
+from hmi.cli.data.store.remotes import pull, push, remote
 from hmi.cli.framework.base import CommandGroup
 
 
@@ -15,5 +16,5 @@ def store() -> None:
     """Inspect, check and clean up what the data folder stores."""
 
 
-for _command in (info, verify, scrub, gc, compact, export, import_, diff, top):
+for _command in (info, verify, scrub, gc, compact, export, import_, push, pull, remote, diff, top):
     store.add_command(_command)

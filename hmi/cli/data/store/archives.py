@@ -18,11 +18,9 @@ from hmi.cli.framework.output import notes, print_done, size
 from hmi.cli.framework.session import CliSession
 from hmi.core import DomainId
 from hmi.errors import Conflict
-from hmi.stores.plot.plot_meta import PlotMeta
 from hmi.stores.plot.plots import plot_errors
 
 if TYPE_CHECKING:
-    from hmi.manager import Manager
     from plot_store import VersionInfo
 
 
@@ -64,7 +62,6 @@ def import_(session: CliSession, archive: Path, name: str | None, as_json: bool)
     with opened(session) as local, plot_errors():
         manager = local.services.manager
         name = None if name is None else str(DomainId.parse(name))
-        _check_roots(manager, archive, name)
         with byte_bar(f"importing {archive.name}") as show, _hinted():
             version, lacking = manager.import_domain(archive, name, show)
         _, *ancestors = manager.plots.archived(archive)
@@ -102,20 +99,3 @@ def _hinted() -> Iterator[None]:
         yield
     except plot_store.Conflict as error:
         raise Conflict(f"{error} (--as ROOT/BRANCH)") from error
-
-
-def _check_roots(manager: Manager, archive: Path, name: str | None) -> None:
-    """Raise Conflict unless each version of the archive was computed with a root of this data folder.
-
-    A PLOT's rows fit only the upper layers of the import that computed them.
-    """
-    roots = {root.name: root.version for root in manager.registry.roots()}
-    for at, version in enumerate(manager.plots.archived(archive)):
-        root = DomainId.parse(name if at == 0 and name is not None else version.ref).root
-        made_on = PlotMeta.of(version).root_version or None
-        if made_on is None or roots.get(root) != made_on:
-            raise Conflict(
-                f"{version.ref} in {archive} was computed with version {made_on} of its root, but this data "
-                f"folder has {roots.get(root, 'none')} as root {root!r}: import it into the data folder that "
-                "it was exported from or a copy of that, or create the domain here from its corpus"
-            )
