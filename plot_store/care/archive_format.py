@@ -60,11 +60,9 @@ class Packer:
             manifest["attachments"] = list(attachments)
         # Since 3 with attachments, otherwise the frame of format 1.
         written = max([FORMATS["centred"], *(version.schema.format for version in versions)])
-        if changed := erased_in(versions):
+        if stands := dump_stands(versions):
             written = ERASED_FORMAT
-            manifest["erased"] = {
-                name: None if now is None else records.segment_fields(now) for name, now in changed.items()
-            }
+            manifest["erased"] = stands
         body = records.dump(manifest)
         return self._counted(_HEAD.pack(MAGIC, written, len(body), xxhash.xxh3_64_intdigest(body)) + body)
 
@@ -114,7 +112,7 @@ class Unpacker:
             changed = manifest.get("erased", {})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"the export's manifest is malformed ({error}): {CURE}") from error
-        versions = _with_erased(_checked_chain(listed), changed)
+        versions = with_stands(_checked_chain(listed), changed)
         if (needed := versions[0].schema.format) > max(version, FORMATS["centred"]):
             raise Damaged(f"the export has format {version}, but its versions need {needed}: {CURE}")
         return versions
@@ -168,8 +166,17 @@ def erased_in(versions: Sequence[VersionInfo]) -> dict[str, SegmentInfo | None]:
     return {segment.name: now for segment, now in pairs if segment != now}
 
 
-def _with_erased(versions: list[VersionInfo], raw: Any) -> list[VersionInfo]:
-    """Return versions with what stands for their erased segments. Raises Damaged for an impossible list."""
+def dump_stands(versions: Sequence[VersionInfo]) -> dict[str, Any]:
+    """Return `erased_in` as JSON values."""
+    stands = erased_in(versions)
+    return {name: None if now is None else records.segment_fields(now) for name, now in stands.items()}
+
+
+def with_stands(versions: list[VersionInfo], raw: Any) -> list[VersionInfo]:
+    """Return versions with what stands for their segments, as `dump_stands` wrote it.
+
+    Raises Damaged for an impossible list.
+    """
     published = {segment.name: segment for version in versions for segment in version.published}
     try:
         found = {name: None if now is None else records.parse_segment(now) for name, now in raw.items()}
@@ -180,7 +187,7 @@ def _with_erased(versions: list[VersionInfo], raw: Any) -> list[VersionInfo]:
             if now is not None and was.count <= now.count:
                 raise ValueError(f"{now.name} has no fewer rows than {name}")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Damaged(f"the export's list of erased segments is malformed ({error}): {CURE}") from error
+        raise Damaged(f"the list of erased segments is malformed ({error}): {CURE}") from error
     return [version.standing(lambda one: found.get(one.name, one)) for version in versions]
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import xxhash
 
-from plot_store.care import check
+from plot_store.care import check, rewrite
 from plot_store.care.archive_format import erased_in, segments_of
 from plot_store.catalogue import erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
@@ -92,23 +92,27 @@ def bring_in(
             if damages:
                 raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
         environment.catalogue.write(lambda txn: _publish(txn, versions, wanted, present, build))
-        return wanted[0]
     finally:
         build.end()
+    if erased_in(versions):
+        rewrite.remove_dead(environment, {})
+    return wanted[0]
 
 
 def _settled(txn: CatalogueTxn, versions: Sequence[VersionInfo]) -> list[VersionInfo]:
     """Return versions of a source with the segments that they have in this store. The store's records of
     erased segments go before the source's.
 
-    Raises Conflict if the source erased n-grams from a segment that the store has with them.
+    Raises Conflict if the source erased n-grams from a segment that other versions of this store have.
     """
     theirs = erased_in(versions)
     fresh = {name for name in theirs if not erased.is_erased(txn, name)}
-    if fresh and (both := sorted(fresh & version_tree.named_segments(txn))):
+    others = version_tree.named_segments(txn, {version.id for version in versions}) if fresh else set()
+    if both := sorted(fresh & others):
         raise Conflict(
-            f"the export's store erased n-grams from segment {both[0]}, which this store has with them: "
-            "erase them here, too, or delete the refs that have the segment and collect; then import again"
+            f"n-grams were erased where {versions[0].ref} comes from, and another version of this store has "
+            f"segment {both[0]} with them: collect it with keep_versions=1, or delete its ref and collect, "
+            "or erase them here, too; then begin again"
         )
 
     def stands_for(segment: SegmentInfo) -> SegmentInfo | None:

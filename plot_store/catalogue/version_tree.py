@@ -8,7 +8,7 @@ the manifests are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
@@ -217,11 +217,15 @@ def closure(txn: CatalogueTxn, ids: Iterable[str]) -> dict[str, Node]:
     return found
 
 
-def named_segments(txn: CatalogueTxn) -> set[str]:
-    """Return the names of all segments that a version or a build in progress needs."""
+def named_segments(txn: CatalogueTxn, besides: Collection[str] = ()) -> set[str]:
+    """Return the names of all segments that a version or a build in progress needs.
+
+    besides: ids of versions that do not count.
+    """
     found: set[str] = set()
     for version_id in txn.keys(VERSION):
-        found |= segment_names(txn, version_id)
+        if version_id not in besides:
+            found |= segment_names(txn, version_id)
     for build in txn.keys(BUILD):
         record = get_build(txn, build)
         assert record is not None

@@ -485,14 +485,7 @@ class Store(_Branches):
         that this store has not seen, or if a collection runs there. The remote's ref is unchanged then; only
         after a StoreIO it may have moved: push again.
         """
-        environment = self._env()
-        changed = [version.id for version in self.chain(names.check_ref(ref)) if version.erased]
-        if changed:
-            raise Invalid(
-                f"n-grams were erased from version {changed[0]}, which a remote cannot hold: export it; or, "
-                f"if it is a version of {ref}, append or compact, and push the new version"
-            )
-        return push(environment, open_objects(url), ref, expect, again, attached or {}, progress)
+        return push(self._env(), open_objects(url), ref, expect, again, attached or {}, progress)
 
     def pull(
         self,

@@ -12,8 +12,8 @@ from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged
 from plot_store.ground.files import TEMPORARY
 from plot_store.ground.nouns import VersionInfo
+from plot_store.remote import erasures, refs
 from plot_store.remote import format as fmt
-from plot_store.remote import refs
 from plot_store.remote.format import RemoteRef
 from plot_store.remote.objects import Listed, Objects
 
@@ -94,8 +94,10 @@ def _unneeded(objects: Objects, before: float) -> list[Listed]:
     live |= _closure(objects, young, lenient=True)
     kept = {fmt.version_name(version) for version in live}
     kept |= {fmt.segment_name(info) for version in live.values() for info in version.segments}
+    kept |= {fmt.erased_name(version) for version in live}
     kept |= {fmt.attachment_name(one) for ref in found for listed in ref.attached.values() for one in listed}
-    left = [*manifests.values(), *objects.listed(fmt.SEGMENTS), *objects.listed(fmt.ATTACHED)]
+    left = [*manifests.values()]
+    left += (one for folder in (fmt.ERASED, fmt.SEGMENTS, fmt.ATTACHED) for one in objects.listed(folder))
     ours = [one for one in left if one.name not in kept and _is_ours(one.name)]
     empty = {fmt.ref_name(ref.ref) for ref in found if ref.current is None and not ref.pushing}
     ours += [one for one in refs_there.values() if one.name in empty or one.name.endswith(TEMPORARY)]
@@ -118,13 +120,13 @@ def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> 
     lenient: leave out what is missing or damaged. Raises Damaged, StoreIO.
     """
     found: dict[str, VersionInfo] = {}
-    waiting = list(ids)
+    waiting, changed = list(ids), erasures.listed(objects)
     while waiting:
         version_id = waiting.pop()
         if version_id in found:
             continue
         try:
-            found[version_id] = refs.read_version(objects, version_id)
+            found[version_id] = erasures.applied(objects, changed, refs.read_version(objects, version_id))
         except Damaged:
             if not lenient:
                 raise

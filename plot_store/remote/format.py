@@ -4,6 +4,7 @@ plot-remote.json       the format, and an id of the place
 refs/<ref>.json        a ref: its current version, and pushes under way; only a compare-and-swap changes it
 versions/<id>.json.zst a manifest; it is put after its segments, and removed before them
 segments/<name>        the bytes of a segment
+erased/<id>.json       what stands for a version's segments, if n-grams were erased from it
 attached/<sha256>      the bytes of an attachment; a ref's object says which of its versions need it
 collecting.json        there while a collection runs
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import zstandard
 
 from plot_store.care import attachments
+from plot_store.care.archive_format import dump_stands, with_stands
 from plot_store.care.attachments import Attachment
 from plot_store.catalogue import records
 from plot_store.ground import names
@@ -28,7 +30,7 @@ from plot_store.ground.nouns import SegmentInfo, VersionInfo
 FORMAT: Final = 1
 MARKER: Final = "plot-remote.json"
 COLLECTING: Final = "collecting.json"
-REFS, VERSIONS, SEGMENTS, ATTACHED = "refs", "versions", "segments", "attached"
+REFS, VERSIONS, SEGMENTS, ATTACHED, ERASED = "refs", "versions", "segments", "attached", "erased"
 KEPT_VERSIONS: Final = 8  # a ref's list keeps this many, as `Store.gc` does by default
 MAX_PUSHES: Final = 16  # pushes under way of one ref; the oldest one above that has to start over
 CURE: Final = "push it again with again=True from a store that has it"
@@ -77,6 +79,11 @@ class RemoteRef:
         kept = {v: listed for v, listed in every.items() if v in versions and listed}
         return replace(self, current=version, versions=versions, by=by, attached=kept)
 
+    def only(self, versions: Collection[str]) -> RemoteRef:
+        """Return the ref without all but these older versions."""
+        kept = tuple(v for v in self.versions if v == self.current or v in versions)
+        return replace(self, versions=kept, attached={v: a for v, a in self.attached.items() if v in kept})
+
     def removed(self, by: str) -> RemoteRef:
         """Return the ref without versions. Pushes under way stay, and one that ends makes the ref anew."""
         return RemoteRef(self.ref, by=by, pushing=self.pushing)
@@ -95,6 +102,11 @@ def version_name(version: str) -> str:
 def segment_name(info: SegmentInfo) -> str:
     """Return the name of a segment's object."""
     return f"{SEGMENTS}/{info.name}"
+
+
+def erased_name(version: str) -> str:
+    """Return the name of the object that says what was erased from a version."""
+    return f"{ERASED}/{version}.json"
 
 
 def attachment_name(one: Attachment) -> str:
@@ -161,6 +173,17 @@ def parse_version(data: bytes, version_id: str) -> VersionInfo:
     if version.id != version_id:
         raise Damaged(f"the object {name} holds version {version.id}: {CURE}")
     return version
+
+
+def dump_erased(version: VersionInfo) -> bytes:
+    """Return the bytes of the object that says what stands for a version's segments."""
+    return records.dump({"format": FORMAT, "erased": dump_stands([version])})
+
+
+def parse_erased(data: bytes, version: VersionInfo) -> VersionInfo:
+    """Return a version with what stands for its segments by such an object. Raises Damaged, FormatTooNew."""
+    published = replace(version, segments=version.published, erased=())
+    return _parsed(data, erased_name(version.id), lambda raw: with_stands([published], raw["erased"])[0])
 
 
 def _parsed(data: bytes, name: str, parse: Callable[[dict[str, Any]], T]) -> T:

@@ -21,8 +21,8 @@ from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged, NotFound
 from plot_store.ground.nouns import Accept, Progress, Transfer, VersionInfo
+from plot_store.remote import erasures, refs
 from plot_store.remote import format as fmt
-from plot_store.remote import refs
 from plot_store.remote.format import RemoteRef
 from plot_store.remote.objects import Objects
 
@@ -144,13 +144,14 @@ def _chain(
 
     found: list[VersionInfo] = []
     had: list[VersionInfo] = []
+    changed = erasures.listed(objects)
     wanted: str | None = version_id
     while wanted is not None and len(found) < MAX_DEPTH:
         at = wanted
         mine = environment.catalogue.read(own)
         if mine is not None:
             had.append(mine)
-        found.append(mine or refs.read_version(objects, at))
+        found.append(erasures.applied(objects, changed, mine or refs.read_version(objects, at)))
         wanted = found[-1].parent
     check_chain(found, fmt.CURE)
     return found, had

@@ -30,6 +30,7 @@ from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Progress, SegmentInfo, Transfer, VersionInfo
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
+from plot_store.remote.erasures import Erasing
 from plot_store.remote.format import Push, RemoteRef
 from plot_store.remote.objects import Objects
 
@@ -88,24 +89,25 @@ class _Work:
 
     def turn(self) -> Transfer | None:
         """Try once. Returns None if a collection took the push for dead meanwhile."""
-        mark = Push(uuid.uuid4().hex, time.time())
+        mark, erasing = Push(uuid.uuid4().hex, time.time()), self._erasing()
 
         def begin(found: RemoteRef | None) -> RemoteRef | None:
-            return (found or RemoteRef(self.ref)).begun(mark) if self._goes(found) else None
+            return (found or RemoteRef(self.ref)).begun(mark) if self._goes(found, erasing) else None
 
         def end(found: RemoteRef | None) -> RemoteRef | None:
             if found is None or not found.has(mark.push):
                 return None
-            goes = self._goes(found)
+            goes = self._goes(found, erasing)
             ended = found.moved(self.chain[0].id, mark.push, self.attached) if goes else found
-            return ended.without({mark.push})
+            return ended.without({mark.push}).only(erasing.there if erasing.news else ended.versions)
 
         try:
             state = refs.change(self.objects, self.ref, begin)
             if state is None or not state.has(mark.push):
                 return Transfer(self.chain[0], 0, 0)  # it is there
             refs.check_no_collection(self.objects)
-            moved = self._upload(state)
+            moved = self._upload(state, erasing)
+            self._erasing()  # another store may have erased meanwhile what this push has put
             last = refs.change(self.objects, self.ref, end)
         except BaseException:
             self._unmark(mark)
@@ -113,13 +115,29 @@ class _Work:
         ended = last is not None and last.current == self.chain[0].id and not last.has(mark.push)
         return moved if ended else None
 
-    def _goes(self, found: RemoteRef | None) -> bool:
+    def _erasing(self) -> Erasing:
+        """Look at what was erased from what is pushed, and from what this store has of the remote's ref.
+
+        Raises Conflict if the remote erased what this store has.
+        """
+        state = refs.read_ref(self.objects, self.ref)
+        ids = () if state is None else state.versions
+
+        def look(txn: CatalogueTxn) -> list[VersionInfo]:
+            return [version for version_id in ids for version in _known(txn, version_id)]
+
+        found = Erasing(self.objects, [*self.chain, *self.environment.catalogue.read(look)])
+        self.environment.catalogue.read(found.check)
+        return found
+
+    def _goes(self, found: RemoteRef | None, erasing: Erasing) -> bool:
         """Return whether the remote's ref is to be changed. Raises Conflict if it must not be."""
         tip, current = self.chain[0].id, None if found is None else found.current
         if found is None or current is None:
             return True
         if current == tip:
-            return self.again or not set(self.attached) <= set(found.attached.get(tip, ()))
+            lacks = not set(self.attached) <= set(found.attached.get(tip, ()))
+            return self.again or lacks or bool(erasing.news)
         if self.expect is not None:
             allowed = current == self.expect
         else:
@@ -136,9 +154,9 @@ class _Work:
         last = agreed.get(txn, self.ref, self.place)
         return current == last or current in agreed.since(txn, self.chain[0].id, last)
 
-    def _upload(self, state: RemoteRef) -> Transfer:
+    def _upload(self, state: RemoteRef, erasing: Erasing) -> Transfer:
         """Put what the remote lacks. Returns what was put."""
-        attached, plan = self._lacking(state), self._plan(state)
+        attached, plan = self._lacking(state), self._plan(state, erasing)
         segments = [info for _, infos in plan for info in infos]
         total, done = sum(one.bytes for one in attached) + sum(info.bytes for info in segments), 0
         for size in self._put_all(attached, plan):
@@ -146,6 +164,7 @@ class _Work:
             self._keep()
             if self.progress is not None:
                 self.progress(done, total)
+        erasing.put()
         return Transfer(self.chain[0], len(segments), done, tuple(one.name for one in attached))
 
     def _put_all(
@@ -165,17 +184,19 @@ class _Work:
         unknown = [one for one in self.attached if one.sha256 not in there]
         return [one for one in unknown if self.objects.size(fmt.attachment_name(one)) != one.bytes]
 
-    def _plan(self, state: RemoteRef) -> list[tuple[VersionInfo, list[SegmentInfo]]]:
-        """Return the versions that the remote lacks, the root first, each with the segments that it lacks."""
+    def _plan(self, state: RemoteRef, erasing: Erasing) -> list[tuple[VersionInfo, list[SegmentInfo]]]:
+        """Return the versions that the remote lacks, or from which n-grams were erased since it has them, the
+        root first, each with the segments that it lacks."""
         known = [] if self.again else self.environment.catalogue.read(lambda txn: _known(txn, state.current))
-        ids, there = {v.id for v in known}, {info.name for v in known for info in v.segments}
+        ids, there = {v.id for v in known}, {info.name for v in known for info in v.published}
         plan = []
-        for version in reversed(self.chain):
-            if version.id in ids:
-                continue
-            if not self.again and self.objects.size(fmt.version_name(version.id)) is not None:
-                there |= {info.name for info in version.segments}
-                continue
+        older = [version for version in erasing.news if version not in self.chain]
+        for version in (*older, *reversed(self.chain)):
+            at_remote = erasing.there[version.id][0]
+            if version.id in ids or self._has_manifest(version):
+                there |= {info.name for info in at_remote.segments}
+                if version not in erasing.news:
+                    continue
             wanted = [info for info in version.segments if info.name not in there]
             there |= {info.name for info in wanted}
             present = [False] * len(wanted) if self.again else list(_threaded(self._is_there, wanted))
@@ -183,6 +204,9 @@ class _Work:
                 (version, [info for info, is_there in zip(wanted, present, strict=True) if not is_there])
             )
         return plan
+
+    def _has_manifest(self, version: VersionInfo) -> bool:
+        return not self.again and self.objects.size(fmt.version_name(version.id)) is not None
 
     def _is_there(self, info: SegmentInfo) -> bool:
         return self.objects.size(fmt.segment_name(info)) == info.bytes

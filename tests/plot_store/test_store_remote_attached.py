@@ -39,7 +39,7 @@ def test_attachments_travel_once(store: Store, other: Store, url: str, tmp_path:
     assert shelf.sound()
     place = Place(open_objects(url))
     assert push(store, place, "r/a", files(tmp_path, 1, 2)).attachments == ()
-    assert len(place.calls) <= 5
+    assert len(place.calls) <= 6
     lab.put(store, "r/a", lab.content(3))
     place = Place(open_objects(url))
     assert push(store, place, "r/a", files(tmp_path, 1, 2, 3)).attachments == ("file-3",)
