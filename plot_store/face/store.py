@@ -487,6 +487,8 @@ class Store(_Branches):
                 f"n-grams were erased from version {changed[0]}, which a remote cannot hold: export it; or, "
                 f"if it is a version of {ref}, append or compact, and push the new version"
             )
+        # A remote may have what was erased here, but not what stands for it.
+        again = again or environment.catalogue.read(version_tree.has_erased)
         return push(environment, open_objects(url), ref, expect, again, progress)
 
     def pull(
