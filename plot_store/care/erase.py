@@ -128,7 +128,6 @@ class _Erasure:
         """Try once. Returns None if others changed what is to be erased meanwhile."""
         catalogue = self._environment.catalogue
         affected: _Affected | None = None
-        held: tuple[str, ...] | None
         look = catalogue.read(self._look)
         self._forget_unless_same(look)
         try:
@@ -141,9 +140,8 @@ class _Erasure:
                 return None
             raise
         if dry_run or not (affected.rows or affected.ended):
-            held = catalogue.read(partial(self._held, affected))
-        else:
-            held = self._environment.write_freeing(partial(self._commit, look, affected))
+            return self._report(affected, self._environment.held(), dry_run)
+        held = self._environment.write_freeing(partial(self._commit, look, affected))
         return None if held is None else self._report(affected, held, dry_run)
 
     def _look(self, txn: CatalogueTxn) -> _Look:
@@ -263,11 +261,11 @@ class _Erasure:
         self._stands[name] = write_index(drafts, version.schema, order, over, keys) if over else None
         self._over[name] = over
 
-    def _commit(self, look: _Look, affected: _Affected, txn: CatalogueTxn) -> tuple[str, ...] | None:
+    def _commit(self, look: _Look, affected: _Affected, txn: CatalogueTxn) -> set[str] | None:
         """Record the erasure. Returns the ids of the versions that readers hold; None: prepare it again."""
         if self._moved(look, affected, txn):
             return None
-        held = self._held(affected, txn)
+        held = self._environment.held()
         for build in affected.ended:
             txn.delete(BUILD + build)
         promote.promote(self._environment, txn, self.drafts)
@@ -303,12 +301,8 @@ class _Erasure:
         erasures = any(key.startswith(ERASED) for key in changes.since(txn, look.seen).keys)
         return erasures or not all(txn.has(key) for key in keys)
 
-    def _held(self, affected: _Affected, txn: CatalogueTxn) -> tuple[str, ...]:
-        """Return the ids of the affected versions that readers of this process hold."""
-        held = version_tree.closure(txn, self._environment.held())
-        return tuple(sorted(held.keys() & {version.id for version in affected.versions}))
-
-    def _report(self, affected: _Affected, held: tuple[str, ...], dry_run: bool) -> EraseReport:
+    def _report(self, affected: _Affected, held: set[str], dry_run: bool) -> EraseReport:
+        shown = self._environment.catalogue.read(lambda txn: version_tree.closure(txn, held))
         found = {order: np.zeros(len(keys), np.bool_) for order, keys in self.keys.items()}
         for name, (info, _) in affected.rows.items():
             found[info.order] |= self._scanned[name].found
@@ -321,7 +315,7 @@ class _Erasure:
             tuple(sorted(info.name for info in replaced)),
             sum(int((~self._scanned[name].kept).sum()) for name in affected.rows),
             sum(info.bytes for info in replaced),
-            held,
+            tuple(sorted(shown.keys() & {version.id for version in affected.versions})),
         )
 
 

@@ -77,12 +77,14 @@ def _sweep(environment: Environment, temporary: list[str] | None = None) -> None
     A file gets its name in the transaction that records it. So one without a record is dead at any age.
     """
 
-    def find(txn: CatalogueTxn) -> set[str]:
-        written = {str(name) for file in txn.keys(places.FILE) for name in txn.get(places.FILE + file) or ()}
-        return (written | places.recorded(txn).keys()) - version_tree.named_segments(txn)
+    def find(txn: CatalogueTxn) -> tuple[set[str], set[str]]:
+        shared = txn.keys(places.FILE)
+        written = {str(name) for file in shared for name in txn.get(places.FILE + file) or ()}
+        return (written | places.recorded(txn).keys()) - version_tree.named_segments(txn), set(shared)
 
     files = {name for name in os.listdir(environment.folder) if names.is_file(name)}
-    promote.sweep(environment, sorted(environment.catalogue.read(find)), sorted(files.union(temporary or ())))
+    dead, shared = environment.catalogue.read(find)  # a shared file may be gone, after a crash
+    promote.sweep(environment, sorted(dead), sorted(files.union(shared, temporary or ())))
 
 
 def _with_dead(txn: CatalogueTxn) -> dict[str, Live]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hmi_kernels.lookup import reference
 from hmi_kernels.lookup.layout import DTYPES, Window, roles
 
 from plot_store import ANY, Hits, Reader, Schema, Store, VersionInfo
+from plot_store.catalogue.catalogue import Catalogue
 from tests.pieces import Piece, files, piece, replace
 
 __all__ = ["Piece", "files", "piece", "replace"]  # as `lab.piece`
@@ -149,3 +153,47 @@ def child_env() -> dict[str, str]:
     own = map(str, (ROOT, ROOT / "kernels", Path(__file__).parent))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (*own, *given))), "OMP_NUM_THREADS": "1"}
+
+
+def kill_before(n: int) -> None:
+    """Kill this process before its n-th write, sync, rename, unlink or commit."""
+    left = [n]
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("write", "fsync", "replace", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+    commit = Catalogue.write
+
+    def write(self: Catalogue, body: Callable[..., Any]) -> Any:
+        def inner(txn: Any) -> Any:
+            done = body(txn)
+            counted(lambda: None)()  # between the last put and the commit
+            return done
+
+        return commit(self, inner)
+
+    Catalogue.write = write  # type: ignore[method-assign,assignment]
+
+
+def dies_at(n: int, work: Callable[[Path], None], path: Path) -> bool:
+    """Run `work` in a forked child that dies before operation n; return whether it died."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kill_before(n)
+            work(path)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(3)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return os.WIFSIGNALED(status)

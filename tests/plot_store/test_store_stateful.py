@@ -161,6 +161,24 @@ class StoreMachine(RuleBasedStateMachine):
         assert {p.name for p in (self.store.path / "segments").iterdir()} == lab.files(self.store, live)
 
     @precondition(lambda self: self.current)
+    @rule(seed=seeds)
+    def erase(self, seed: int) -> None:
+        """From the versions of all refs, so that it does not matter which of them share a segment."""
+        there = {}
+        for version_id in self.versions:
+            with contextlib.suppress(NotFound):
+                there[version_id] = self.store.version(version_id)
+        gone = {order: ngrams[:4] for order, (ngrams, _) in lab.content(seed, (25, 8, 4)).items()}
+        dropped = {tuple(g) for ngrams in gone.values() for g in ngrams.tolist()}
+        report = self.store.erase({version.ref for version in there.values()}, gone)
+        assert set(report.versions) == {v for v in there if dropped & self.entries[v].keys()}
+        assert report.left == ()
+        for version_id in there:
+            own = self.entries[version_id]
+            self.entries[version_id] = {ngram: rows for ngram, rows in own.items() if ngram not in dropped}
+            self.versions[version_id] = self.store.version(version_id)
+
+    @precondition(lambda self: self.current)
     @rule(data=st.data())
     def open_reader(self, data: st.DataObject) -> None:
         ref = data.draw(st.sampled_from(sorted(self.current)))
