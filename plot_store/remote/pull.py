@@ -94,8 +94,9 @@ def _pull(
 
     if accept is not None:
         accept(versions, {one.name: partial(fetched, one) for one in attached})
+    new = environment.catalogue.read(lambda txn: _without_ref(txn, versions))
     bring_in(environment, versions, source, present, shown, trusted)
-    environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, current))
+    environment.catalogue.write(lambda txn: _agree(txn, place, new))
     return Transfer(versions[0], source.segments, source.bytes, tuple(source.attachments))
 
 
@@ -123,6 +124,22 @@ def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> boo
         f"and neither follows the other: push yours with expect={state.current!r}; or delete the ref here, "
         "or roll it back to a version that was pulled, then pull again"
     )
+
+
+def _without_ref(txn: CatalogueTxn, versions: list[VersionInfo]) -> list[VersionInfo]:
+    """Return the first version, and the ancestors whose refs this store lacks. The pull makes these."""
+    return [
+        version
+        for version in versions
+        if version is versions[0] or version_tree.get_ref(txn, version.ref) is None
+    ]
+
+
+def _agree(txn: CatalogueTxn, place: str, versions: list[VersionInfo]) -> None:
+    for version in versions:
+        record = version_tree.get_ref(txn, version.ref)
+        if record is not None and (version is versions[0] or record.current == version.id):
+            agreed.put(txn, version.ref, place, version.id)
 
 
 def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
