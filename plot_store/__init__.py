@@ -16,6 +16,7 @@ from plot_store.counting.counted import Among, CountedNgrams
 from plot_store.counting.counter import NgramCounter
 from plot_store.counting.misses import MissSketch
 from plot_store.environment.pins import Lease, LeaseInfo, Pin
+from plot_store.face.fetching import Fetching
 from plot_store.face.store import Store
 from plot_store.ground.errors import (
     Closed,
@@ -73,6 +74,7 @@ __all__ = [
     "DeviceReader",
     "DiffReport",
     "EraseReport",
+    "Fetching",
     "Forked",
     "FormatTooNew",
     "GcReport",

@@ -2,11 +2,12 @@
 
 If the remote's ref is still at this version, this store has seen all that a push replaces. If the store's own
 ref is still at it, the store has published nothing that a pull would replace. A deletion of the ref removes
-the record.
+the record. The record also says when the ref was last used: pushed, pulled, or read through `Store.fetching`.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from plot_store.catalogue import version_tree
@@ -18,22 +19,28 @@ AGREED: Final = "agreed/"
 
 def get(txn: CatalogueTxn, ref: str, place: str) -> str | None:
     """Return the id of the version last agreed on with the remote of this id. Raises Damaged."""
-    raw = txn.get(_key(ref, place))
-    if raw is None:
-        return None
-    try:
-        return str(raw["version"])
-    except (TypeError, KeyError) as error:
-        raise Damaged(
-            f"the record of what {ref} has in common with a remote is malformed ({error}): restore the store "
-            "from an export"
-        ) from error
+    found = _parsed(txn, _key(ref, place))
+    return None if found is None else found[0]
+
+
+def last_use(txn: CatalogueTxn, ref: str, place: str) -> float:
+    """Return when the ref was last used, in Unix seconds; 0 if that was not recorded. Raises Damaged."""
+    found = _parsed(txn, _key(ref, place))
+    return 0.0 if found is None else found[1]
 
 
 def put(txn: CatalogueTxn, ref: str, place: str, version: str) -> None:
     """Record that both sides have this version."""
     if version_tree.get_ref(txn, ref) is not None:
-        txn.put(_key(ref, place), {"version": version})
+        txn.put(_key(ref, place), {"version": version, "used": time.time()})
+
+
+def use(txn: CatalogueTxn, ref: str, at: float) -> None:
+    """Record that the ref was used at this time, in Unix seconds. Raises Damaged."""
+    for place in txn.keys(f"{AGREED}{ref}@"):
+        found = _parsed(txn, _key(ref, place))
+        if found is not None and found[1] < at:
+            txn.put(_key(ref, place), {"version": found[0], "used": at})
 
 
 def forget(txn: CatalogueTxn, ref: str) -> None:
@@ -55,6 +62,19 @@ def since(txn: CatalogueTxn, version: str, agreed: str | None) -> list[str]:
         known.add(at)
         at = version_tree.previous(txn, at)
     return found
+
+
+def _parsed(txn: CatalogueTxn, key: str) -> tuple[str, float] | None:
+    raw = txn.get(key)
+    if raw is None:
+        return None
+    try:
+        return str(raw["version"]), float(raw.get("used", 0.0))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Damaged(
+            f"the record {key} of what a ref has in common with a remote is malformed ({error}): restore the "
+            "store from an export"
+        ) from error
 
 
 def _key(ref: str, place: str) -> str:

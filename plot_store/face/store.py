@@ -27,6 +27,7 @@ from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment, acquire, release
 from plot_store.environment.pins import Lease, LeaseInfo, Pin
+from plot_store.face.fetching import Fetching
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Closed, Invalid
@@ -511,6 +512,18 @@ class Store(_Branches):
         moved since they last agreed. Nothing changes then.
         """
         return pull(self._env(), open_objects(url), ref, again, accept, progress)
+
+    def fetching(self, url: str | os.PathLike[str]) -> Fetching:
+        """Return readers of a remote's refs: `store.fetching(url).reader(ref)`.
+
+        A ref that is not here is pulled first, once for all threads and processes that ask for it. A ref that
+        is here needs no network, and may be older than the remote's: pull it for the newest version. If the
+        store's limits (`Limits`) leave no room, the refs used longest ago are removed, and `gc` runs with its
+        defaults. Never removed: refs at a version that the remote does not keep; refs that others fall back
+        on; and those of which a tag, pin, lease, build or reader of this process holds a version. Raises
+        Invalid.
+        """
+        return Fetching(self._env, open_objects(url), gc.GcPolicy(8, 0.0, 3600, WEEK, frozenset()))
 
     @staticmethod
     def archived(path: str | Path) -> list[VersionInfo]:

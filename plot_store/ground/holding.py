@@ -8,10 +8,16 @@ nothing.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Final
+
+from plot_store.ground.files import convert_os_errors
 
 
 class Holding:
@@ -49,3 +55,21 @@ class Holding:
 
 HOLDING: Final = Holding()
 """The blocks of this process."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file for a block, after waiting for other threads and processes.
+
+    The file is created if need be, in a folder that exists. The system frees the lock when the process ends.
+    Raises StoreFull, StoreIO.
+    """
+    with HOLDING:
+        with convert_os_errors(f"locking {path}"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with convert_os_errors(f"locking {path}"):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

@@ -28,6 +28,15 @@ class Limits:
         check_number("min_free_bytes", self.min_free_bytes, "pass 0 or more", least=0)
 
 
+def shortage(store: Path, limits: Limits, need: int) -> int:
+    """Return how many bytes must go before `need` further ones fit; 0 if they fit. Raises StoreIO."""
+    with convert_os_errors(f"measuring the room in {store}"):
+        over = need - (free_bytes(store) - limits.min_free_bytes)
+        if limits.max_bytes is not None:
+            over = max(over, folder_bytes(store) + need - limits.max_bytes)
+    return max(0, over)
+
+
 def check_room(store: Path, limits: Limits, need: int, doing: str) -> None:
     """Raises StoreFull if `need` further bytes exceed a limit or the disk. Also raises StoreIO."""
     with convert_os_errors(f"measuring the room for {doing}"):

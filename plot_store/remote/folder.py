@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import xxhash
 
 from plot_store.ground import files
 from plot_store.ground.files import Buffer, convert_os_errors
-from plot_store.ground.holding import HOLDING
+from plot_store.ground.holding import locked
 from plot_store.remote.objects import Listed
 
 _LOCK: Final = "lock"
@@ -63,7 +62,9 @@ class Folder:
             files.sync_folder(path.parent)
 
     def swap(self, name: str, data: bytes, tag: str | None) -> bool:
-        with self._locked():
+        with self._errors(_LOCK):
+            files.make_folder(self._folder)
+        with locked(self._folder / _LOCK):
             found = self.get(name)
             if (None if found is None else found[1]) != tag:
                 return False
@@ -84,20 +85,6 @@ class Folder:
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
             files.remove(self._folder / name)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the place. The system releases it when the process ends."""
-        with HOLDING:
-            with self._errors(_LOCK):
-                files.make_folder(self._folder)
-                fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                with self._errors(_LOCK):
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(fd)
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:

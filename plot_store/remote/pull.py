@@ -7,9 +7,11 @@ before all of it is there. A pull that ends early changes nothing, and what it f
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from plot_store.care.archive_format import check_chain, segments_of
 from plot_store.care.attachments import Attachment
@@ -20,13 +22,14 @@ from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged, NotFound
-from plot_store.ground.nouns import Accept, Progress, Transfer, VersionInfo
+from plot_store.ground.nouns import Accept, Progress, SegmentInfo, Transfer, VersionInfo
 from plot_store.remote import erasures, refs
 from plot_store.remote import format as fmt
 from plot_store.remote.format import RemoteRef
 from plot_store.remote.objects import Objects
 
 _PIECE: Final = 8 << 20
+_THREADS: Final = 4  # pieces that are fetched at a time, and pieces in memory
 _TURNS: Final = 3  # a pull begins anew if the remote's ref moved and a collection removed what it needed
 
 
@@ -78,7 +81,8 @@ def _pull(
     if versions[0].ref != ref:
         raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
     trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
-    source = _Source(objects)
+    lacking = environment.catalogue.read(lambda txn: _lacking(txn, environment, versions))
+    source = _Source(objects, [(info.name, info.bytes) for info in lacking])
     attached = state.attached.get(current, ()) if accept is not None else ()
     before = sum(one.bytes for one in attached)
     total = before + sum(info.bytes for info, _ in segments_of(versions))
@@ -94,8 +98,12 @@ def _pull(
 
     if accept is not None:
         accept(versions, {one.name: partial(fetched, one) for one in attached})
-    bring_in(environment, versions, source, present, shown, trusted)
-    environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, current))
+    new = environment.catalogue.read(lambda txn: _without_ref(txn, versions))
+    try:
+        bring_in(environment, versions, source, present, shown, trusted)
+    finally:
+        source.close()
+    environment.catalogue.write(lambda txn: _agree(txn, place, new))
     return Transfer(versions[0], source.segments, source.bytes, tuple(source.attachments))
 
 
@@ -123,6 +131,27 @@ def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> boo
         f"and neither follows the other: push yours with expect={state.current!r}; or delete the ref here, "
         "or roll it back to a version that was pulled, then pull again"
     )
+
+
+def _without_ref(txn: CatalogueTxn, versions: list[VersionInfo]) -> list[VersionInfo]:
+    """Return the first version, and the ancestors whose refs this store lacks. The pull makes these."""
+    return [
+        version
+        for version in versions
+        if version is versions[0] or version_tree.get_ref(txn, version.ref) is None
+    ]
+
+
+def _agree(txn: CatalogueTxn, place: str, versions: list[VersionInfo]) -> None:
+    for version in versions:
+        record = version_tree.get_ref(txn, version.ref)
+        if record is not None and (version is versions[0] or record.current == version.id):
+            agreed.put(txn, version.ref, place, version.id)
+
+
+def _lacking(txn: CatalogueTxn, environment: Environment, versions: list[VersionInfo]) -> list[SegmentInfo]:
+    """Return the segments of these versions that the store lacks, in the order in which it takes them."""
+    return [info for info, _ in segments_of(versions) if not environment.holds(txn, info)]
 
 
 def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
@@ -157,15 +186,41 @@ def _chain(
     return found, had
 
 
-class _Source:
-    """See `incoming.Source`. It counts what it fetched."""
+class _Piece(NamedTuple):
+    """A part of an object."""
 
-    def __init__(self, objects: Objects) -> None:
+    name: str
+    start: int
+    size: int
+
+
+def _cut(name: str, size: int) -> Iterator[_Piece]:
+    for start in range(0, size, _PIECE):
+        yield _Piece(name, start, min(_PIECE, size - start))
+
+
+class _Source:
+    """See `incoming.Source`. It counts what it fetched.
+
+    lacking: names and sizes of the segments that will be asked for, in this order. Some threads fetch pieces
+    of them ahead. Others may be asked for, too, and some of these left out.
+    """
+
+    def __init__(self, objects: Objects, lacking: list[tuple[str, int]]) -> None:
         self.cure = f"at {objects.place}, {fmt.CURE}"
         self.segments = 0
         self.bytes = 0
         self.attachments: list[str] = []
         self._objects = objects
+        wholes = [(f"{fmt.SEGMENTS}/{name}", size) for name, size in lacking]
+        self._planned = {whole for whole, _ in wholes}
+        self._left = deque(piece for whole, size in wholes for piece in _cut(whole, size))
+        self._coming: deque[tuple[_Piece, Future[bytes | None]]] = deque()
+        self._pool = ThreadPoolExecutor(_THREADS)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
     def attachment(self, one: Attachment) -> bytes:
         """Fetch an attachment. Raises Damaged, StoreIO."""
@@ -182,15 +237,25 @@ class _Source:
         return self._pieces(f"{fmt.SEGMENTS}/{name}", size)
 
     def _pieces(self, whole: str, size: int) -> Iterator[bytes]:
-        for start in range(0, size, _PIECE):
-            wanted = min(_PIECE, size - start)
-            piece = self._objects.read(whole, start, wanted)
-            if piece is None:
+        for piece in _cut(whole, size):
+            found = self._ahead(piece) if whole in self._planned else self._objects.read(*piece)
+            if found is None:
                 raise refs.missing(self._objects, whole)
-            if len(piece) != wanted:
+            if len(found) != piece.size:
                 raise Damaged(f"the object {whole} ends too early at {self._objects.place}: {fmt.CURE}")
-            self.bytes += len(piece)
-            yield piece
+            self.bytes += len(found)
+            yield found
+
+    def _ahead(self, wanted: _Piece) -> bytes | None:
+        """Return a piece, and let the threads fetch those after it."""
+        while True:
+            while self._left and len(self._coming) < _THREADS:
+                piece = self._left.popleft()
+                self._coming.append((piece, self._pool.submit(self._objects.read, *piece)))
+            piece, coming = self._coming.popleft()
+            if piece == wanted:
+                return coming.result()
+            coming.cancel()  # the store has got it meanwhile
 
     def skipped(self, name: str, size: int) -> Iterator[bytes]:
         return iter(())

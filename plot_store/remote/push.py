@@ -173,7 +173,7 @@ class _Work:
         """Put everything. Yields the size of each attachment and segment after it was put."""
         yield from map(self._attach, attached)
         for version, infos in plan:
-            yield from _threaded(partial(self._put, version), infos)
+            yield from threaded(partial(self._put, version), infos)
             self.objects.put(fmt.version_name(version.id), memoryview(fmt.dump_version(version)))
 
     def _lacking(self, state: RemoteRef) -> list[Attachment]:
@@ -199,7 +199,7 @@ class _Work:
                     continue
             wanted = [info for info in version.segments if info.name not in there]
             there |= {info.name for info in wanted}
-            present = [False] * len(wanted) if self.again else list(_threaded(self._is_there, wanted))
+            present = [False] * len(wanted) if self.again else list(threaded(self._is_there, wanted))
             plan.append(
                 (version, [info for info, is_there in zip(wanted, present, strict=True) if not is_there])
             )
@@ -246,7 +246,7 @@ def _known(txn: CatalogueTxn, current: str | None) -> list[VersionInfo]:
         return []
 
 
-def _threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the results for all items, in order, computed by some threads at a time."""
     todo = list(items)
     if len(todo) < 2:

@@ -33,6 +33,7 @@ class S3:
             raise Invalid("s3:// without a bucket: pass s3://bucket or s3://bucket/prefix")
         self._prefix = f"{prefix}/" if prefix else ""
         self._fs: Any = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+        self._fs.retries = 1  # botocore tries again, too. Both together would take minutes to give up.
 
     def get(self, name: str) -> tuple[bytes, str] | None:
         found = self._fetch(name)

@@ -13,7 +13,7 @@ from hmi.cli.framework.output import notes
 from hmi.cli.framework.session import CliSession
 
 SECTIONS = (
-    "lookup, peers, cold, index, bulk, publish, deep, appends, walks, domains or live. Repeatable.  "
+    "lookup, peers, cold, index, bulk, publish, deep, appends, walks, domains, remote or live. Repeatable.  "
     "[default: all]"
 )
 
@@ -31,6 +31,9 @@ SECTIONS = (
         help="Hidden size.  [default: 384, 768]",
     ),
     click.option("--corpus", type=FILE, help="Real text, one document a line, instead of synthetic text."),
+    click.option(
+        "--place", metavar="URL", help="A place for section remote, as s3://….  [default: a folder]"
+    ),
     click.option("--only", "sections", multiple=True, metavar="SECTION", help=SECTIONS),
 )
 def store(session: CliSession, quick: bool, **wanted: Any) -> Rows:

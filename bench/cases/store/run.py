@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cases.store import appends, deep, domains, live, peers, reading, walks, writing
+from bench.cases.store import appends, deep, domains, live, peers, reading, remote, walks, writing
 from bench.cases.store.chain import Chain, Tables, choose
 from bench.cases.store.data import corpus_sample, zipf_sample
 from bench.harness.report import Figure, known
@@ -27,6 +27,7 @@ SECTIONS = (
     "live",
     "walks",
     "domains",
+    "remote",
 )
 COPIES = {"lookup": 1.0, "peers": 3.5, "cold": 0.0}
 """Sections that read the chain, and their rows in memory in multiples of the chain's bytes."""
@@ -56,6 +57,8 @@ class StorePlan:
     phases: int = 9
     sections: tuple[str, ...] = SECTIONS
     corpus: Path | None = None
+    place: str | None = None
+    """The place of section remote; None: a folder."""
 
 
 QUICK = StorePlan(keys=20_000, dims=(384,), runs=15, long_runs=2, phase_s=0.15, phases=2)
@@ -105,6 +108,10 @@ def _measured(plan: StorePlan, folder: Path, report: Callable[[str], None]) -> I
     if "domains" in plan.sections:
         report("many domains")
         yield from domains.measure(folder / "domains", max(200, min(plan.keys // 100, DOMAINS)), plan.runs)
+    if "remote" in plan.sections:
+        report("pushes, pulls and collections")
+        many = max(100, min(plan.keys // 100, DOMAINS))
+        yield from remote.measure(folder / "remote", plan.place, plan.keys, many, plan.long_runs)
     if "live" in plan.sections:
         report("a reader beside publications")
         yield from live.measure(folder / "live", plan.phase_s, plan.phases)

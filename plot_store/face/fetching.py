@@ -1,0 +1,258 @@
+"""`Fetching`: readers of a remote's refs. A ref is pulled when it is first read.
+
+If the store's limits leave no room for a pull, the refs that were used longest ago are removed, and a
+collection follows. A ref is removed only if the remote keeps its version and this store has published nothing
+since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import xxhash
+
+from plot_store.care import gc
+from plot_store.care.archive_format import segments_of
+from plot_store.care.gc import GcPolicy
+from plot_store.catalogue import agreed, tags, version_tree
+from plot_store.catalogue import refs as records
+from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.refs import Dependants
+from plot_store.environment import pins
+from plot_store.environment.environment import Environment
+from plot_store.ground import files, limits, names
+from plot_store.ground.errors import NotFound, PlotStoreError, StoreFull, StoreIO
+from plot_store.ground.files import convert_os_errors, folder_bytes
+from plot_store.ground.holding import locked
+from plot_store.ground.nouns import VersionInfo
+from plot_store.reading.backoff import Backoff
+from plot_store.reading.reader import Reader, open_reader
+from plot_store.remote import refs
+from plot_store.remote.objects import Objects
+from plot_store.remote.pull import pull
+from plot_store.remote.push import threaded
+from plot_store.segments.format import PAGE
+
+_USES_S: Final = 60.0  # uses are written this often; a process that dies forgets those since
+_TRIES: Final = 5  # of one reader; a try fails only if the ref is removed right after it came
+_SHARE: Final = 16  # a removal frees at least this part of the store, so that collections are rare
+_LOCKS: Final = 256
+_RECORDS: Final = 1 << 16  # bytes by which a pull's records make the catalogue larger, at most
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """A ref that this store can fetch again, as far as it knows."""
+
+    ref: str
+    current: str  # id of its version
+    used: float  # Unix seconds
+
+
+class Fetching:
+    """Readers of a remote's refs; see `Store.fetching`. Thread-safe."""
+
+    def __init__(self, environment: Callable[[], Environment], objects: Objects, policy: GcPolicy) -> None:
+        self._environment = environment
+        self._objects = objects
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._coming: dict[str, Future[None]] = {}  # the refs that this process is fetching
+        self._uses: dict[str, float] = {}  # Unix seconds by ref, not written yet
+        self._written = -_USES_S  # when uses were last written, on the monotonic clock
+        self._room = threading.Lock()
+        self._promised = 0  # bytes that pulls under way may still need
+
+    def reader(self, ref: str, backoff: Backoff = "order") -> Reader:
+        """Open a reader of a ref's current version, as `Store.reader` does. Pull the ref if it is not here.
+
+        A ref that is here is not compared with the remote. Raises what `Store.reader` and `Store.pull` raise.
+        """
+        names.check_ref(ref)
+        for _ in range(_TRIES):
+            try:
+                opened = open_reader(self._environment(), ref, backoff)
+            except NotFound:  # or another process has just removed it
+                self._fetch(ref)
+            else:
+                self._note(ref)
+                return opened
+        raise StoreFull(
+            f"{ref} was removed each time that it had been fetched: raise max_bytes, so that the refs in use "
+            "fit into the store"
+        )
+
+    def _note(self, ref: str) -> None:
+        """Note the use of a ref."""
+        with self._lock:
+            self._uses[ref] = time.time()
+            due = time.monotonic() - self._written >= _USES_S
+        if due:
+            # It decides only what is removed first.
+            with contextlib.suppress(StoreIO):
+                self._write_uses()
+
+    def _write_uses(self) -> None:
+        with self._lock:
+            uses, self._uses = self._uses, {}
+            self._written = time.monotonic()
+
+        def write(txn: CatalogueTxn) -> None:
+            for ref, at in uses.items():
+                agreed.use(txn, ref, at)
+
+        if uses:
+            self._environment().write_freeing(write)
+
+    def _fetch(self, ref: str) -> None:
+        """Pull a ref, or wait for the thread that does. Raises what the pull raises."""
+        with self._lock:
+            coming = self._coming.get(ref)
+            if coming is None:
+                mine = self._coming[ref] = Future[None]()
+        if coming is not None:
+            coming.result()
+            return
+        try:
+            self._fetch_alone(ref)
+        except PlotStoreError as error:
+            mine.set_exception(error)
+            raise
+        except BaseException:
+            mine.set_exception(StoreIO(f"the thread that fetched {ref} was stopped: open the reader again"))
+            raise
+        else:
+            mine.set_result(None)
+        finally:
+            with self._lock:
+                del self._coming[ref]
+
+    def _fetch_alone(self, ref: str) -> None:
+        """Pull a ref while no other process pulls it. One process brings the root that many refs share."""
+        environment = self._environment()
+        folder, root = environment.path / "fetching", ref.partition("/")[0]
+        with convert_os_errors(f"creating {folder}"):
+            files.make_folder(folder)
+        while True:
+            key = ref if self._has(root) else root
+            with locked(folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % _LOCKS:02x}"):
+                if self._has(ref):
+                    return
+                if key == ref or not self._has(root):
+                    self._pull(environment, ref)
+                    return
+
+    def _has(self, ref: str) -> bool:
+        return self._environment().catalogue.read(lambda txn: version_tree.get_ref(txn, ref)) is not None
+
+    def _pull(self, environment: Environment, ref: str) -> None:
+        promised = 0
+
+        def accept(versions: list[VersionInfo], _: Mapping[str, Callable[[], bytes]]) -> None:
+            nonlocal promised
+            with self._room:
+                self._promised -= promised
+                promised = 0
+                need = self._make_room(environment, versions)
+                self._promised += need
+                promised = need
+
+        try:
+            pull(environment, self._objects, ref, False, accept, None)
+        finally:
+            with self._room:
+                self._promised -= promised
+
+    def _make_room(self, environment: Environment, versions: list[VersionInfo]) -> int:
+        """Remove refs until the segments that these versions lack fit. Returns their bytes.
+
+        Raises StoreFull if the refs that may be removed are too few.
+        """
+        while True:
+            # A removal may take segments that these versions share with the ref that goes.
+            need = environment.catalogue.read(lambda txn: _missing(txn, environment, versions))
+            short = limits.shortage(environment.path, environment.limits, self._promised + need)
+            if not short:
+                return need
+            if not self._remove_some(environment, short + folder_bytes(environment.folder) // _SHARE):
+                environment.check_room(self._promised + need, f"fetching {versions[0].ref}")
+
+    def _remove_some(self, environment: Environment, goal: int) -> bool:
+        """Remove the refs used longest ago, with `goal` bytes or more. Returns whether one went."""
+        self._write_uses()
+        place = refs.need_place(self._objects)
+
+        def look(txn: CatalogueTxn) -> tuple[int, list[_Idle]]:
+            return txn.commit, _idle(txn, environment, place)
+
+        commit, idle = environment.catalogue.read(look)
+        chosen, size = list[_Idle](), 0
+        for one, is_there in zip(idle, threaded(self._is_there, idle), strict=True):
+            if is_there:
+                chosen.append(one)
+                size += environment.catalogue.read(partial(_bytes, one.current))
+            if size >= goal:
+                break
+
+        def remove(txn: CatalogueTxn) -> int:
+            still = idle if txn.commit == commit else _idle(txn, environment, place)
+            left = [one for one in chosen if one.current in {known.current for known in still}]
+            for one in left:
+                records.delete(txn, one.ref, Dependants(txn.commit, {}, frozenset()), anew=False)
+            return len(left)
+
+        if not environment.write_freeing(remove):
+            return False
+        gc.collect(environment, self._policy, dry_run=False)
+        return True
+
+    def _is_there(self, one: _Idle) -> bool:
+        """Return whether the remote's collections keep the version of a ref."""
+        found = refs.read_ref(self._objects, one.ref)
+        return found is not None and one.current in found.versions
+
+
+def _missing(txn: CatalogueTxn, environment: Environment, versions: list[VersionInfo]) -> int:
+    """Return the bytes on disk of the segments that the store lacks of these versions, and of records."""
+    lacking = [info for info, _ in segments_of(versions) if not environment.holds(txn, info)]
+    return sum(info.bytes + -info.bytes % PAGE for info in lacking) + _RECORDS
+
+
+def _bytes(version_id: str, txn: CatalogueTxn) -> int:
+    try:
+        return version_tree.get_version(txn, version_id).bytes
+    except NotFound:  # another process has removed it meanwhile
+        return 0
+
+
+def _idle(txn: CatalogueTxn, environment: Environment, place: str) -> list[_Idle]:
+    """Return the refs that agree with the remote and that nobody holds, used longest ago first.
+
+    No ref falls back on them, no tag, pin, lease or reader of this process keeps a version of them, and no
+    build is on them.
+    """
+    heads = records.heads(txn)
+    nodes = version_tree.closure(txn, heads.values())
+    below = {nodes[node.parent].ref for node in nodes.values() if node.parent is not None}
+    held = environment.held() | set(tags.listed(txn).values()) | {pin.version for pin in pins.pins(txn)}
+    held |= {lease.version for lease in pins.leases(txn, time.time())}
+    for build in txn.keys(version_tree.BUILD):
+        record = version_tree.get_build(txn, build)
+        assert record is not None
+        below.add(record.ref)
+        held |= {one for one in (record.parent, record.base) if one is not None}
+    found = []
+    for ref, current in heads.items():
+        if ref in below or agreed.get(txn, ref, place) != current:
+            continue
+        versions = version_tree.need_ref(txn, ref).versions
+        if versions[0] == current and held.isdisjoint(versions):
+            found.append(_Idle(ref, current, agreed.last_use(txn, ref, place)))
+    return sorted(found, key=lambda one: one.used)
