@@ -375,3 +375,24 @@ def test_what_a_pull_would_bring_back(store: Store, other: Store, tmp_path: Path
     assert "r" not in store.refs()
     assert traces(store.path, keys_of(GONE)) == 0
     assert other.pull("r", remote).version.id == first.id
+
+
+def test_a_file_with_the_name_of_an_erased_segment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written before the erasure, for another ref, and would be named after it."""
+    one = {3: (BASE[3][0][:1], BASE[3][1][:1])}
+    lab.put(store, "r", one)
+    lab.put(store, "q", {})
+    real, begun = writer.publication.publish, []
+
+    def publish(*given: Any) -> VersionInfo:
+        if not begun:
+            begun.append(store.erase(["r"], {3: one[3][0]}))
+        return real(*given)
+
+    monkeypatch.setattr(writer.publication, "publish", publish)
+    with pytest.raises(Conflict, match=r"segment .*\.rows holds n-grams that were erased from this store"):
+        store.append("q", one)
+    assert traces(store.path, keys_of({3: one[3][0]})) == 0
+    store.append("q", one)  # begun after the erasure, it is another segment
+    expect(store, "q", [lab.entries(one)])
+    lab.check(store)
