@@ -39,9 +39,7 @@ def remove_dead(environment: Environment, keys: Mapping[int, Keys]) -> list[str]
     keys: by order, uint64 [m, words]. Only temporary files are searched for them: builds that run write
     these. Raises StoreIO, StoreFull, Damaged (the catalogue).
     """
-    temporary = _temporary(environment)
-    old = [name for name, age in temporary.items() if age >= ORPHAN_AGE_S]
-    _sweep(environment, old)
+    _sweep(environment)
     why: dict[str, str] = {}
     for _ in range(_TURNS):
         todo = environment.catalogue.read(_with_dead)
@@ -50,11 +48,11 @@ def remove_dead(environment: Environment, keys: Mapping[int, Keys]) -> list[str]
         for file, live in todo.items():
             if file not in why and (reason := _copy_live(environment, file, live)) is not None:
                 why[file] = reason
-        _sweep(environment)
+        promote.sweep(environment, (), sorted(todo))
     else:
         late = environment.catalogue.read(_with_dead).keys() - why.keys()
         why |= dict.fromkeys(late, "others publish and collect what lies there: erase again when they rest")
-    for name in temporary.keys() - set(old):
+    for name in _temporary(environment):
         if _may_hold(environment, name, keys):
             why[name] = "a build writes it, or died: it goes with the build, or by a gc after an hour"
     return [f"{name}: {reason}" for name, reason in sorted(why.items())]
@@ -71,8 +69,8 @@ def _temporary(environment: Environment) -> dict[str, float]:
     return found
 
 
-def _sweep(environment: Environment, temporary: list[str] | None = None) -> None:
-    """Remove dead segments with their places, the files that hold nothing else, and these temporary files.
+def _sweep(environment: Environment) -> None:
+    """Remove dead segments with their places, files that hold nothing else, and old temporary files.
 
     A file gets its name in the transaction that records it. So one without a record is dead at any age.
     """
@@ -80,11 +78,12 @@ def _sweep(environment: Environment, temporary: list[str] | None = None) -> None
     def find(txn: CatalogueTxn) -> tuple[set[str], set[str]]:
         shared = txn.keys(places.FILE)
         written = {str(name) for file in shared for name in txn.get(places.FILE + file) or ()}
-        return (written | places.recorded(txn).keys()) - version_tree.named_segments(txn), set(shared)
+        return written.union(txn.keys(places.PLACE)) - version_tree.named_segments(txn), set(shared)
 
+    old = [name for name, age in _temporary(environment).items() if age >= ORPHAN_AGE_S]
     files = {name for name in os.listdir(environment.folder) if names.is_file(name)}
     dead, shared = environment.catalogue.read(find)  # a shared file may be gone, after a crash
-    promote.sweep(environment, sorted(dead), sorted(files.union(shared, temporary or ())))
+    promote.sweep(environment, sorted(dead), sorted(files.union(shared, old)))
 
 
 def _with_dead(txn: CatalogueTxn) -> dict[str, Live]:

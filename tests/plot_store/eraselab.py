@@ -61,8 +61,9 @@ def rows_of(store: Store, versions: Iterable[str], gone: Ngrams) -> set[bytes]:
 
 
 def traces(folder: Path, wanted: set[bytes]) -> int:
-    """How many of these byte strings any file of a folder holds."""
-    raw = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    """How many of these byte strings any file of a folder, or this file, holds."""
+    files = folder.rglob("*") if folder.is_dir() else [folder]
+    raw = [path.read_bytes() for path in files if path.is_file()]
     return sum(any(one in file for file in raw) for one in wanted)
 
 

@@ -18,7 +18,7 @@ from eraselab import BASE, GONE, MORE, OTHERS, contains, expect, keys_of, left_o
 
 from plot_store import Conflict, Damaged, EraseReport, FormatTooNew, Invalid, Store, VersionInfo
 from plot_store.care import archive_format
-from plot_store.catalogue import catalogue
+from plot_store.catalogue import catalogue, version_tree
 from plot_store.writing import writer
 
 
@@ -98,7 +98,8 @@ def test_a_list_of_erased_segments_may_lie(store: Store, tmp_path: Path) -> None
             store.import_archive(tmp_path / "bad.plot")
 
 
-def test_an_import_beside_an_erasure(store: Store, other: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_an_import_beside_an_erasure(store: Store, other: Store, tmp_path: Path, late: bool) -> None:
     lab.put(other, "r", BASE)
     lab.put(other, "r/a", OTHERS)
     other.export("r/a", tmp_path / "x.plot")
@@ -108,7 +109,7 @@ def test_an_import_beside_an_erasure(store: Store, other: Store, tmp_path: Path)
     begun: list[str] = []
 
     def erase_now(done: int, total: int) -> None:
-        if not begun and done:
+        if not begun and done >= late * total:
             begun.append(store.erase(["r"], GONE).versions[0])
 
     with pytest.raises(Conflict, match=r"erased|has ended"):
@@ -141,6 +142,62 @@ def test_a_compaction_beside_an_erasure(store: Store) -> None:
     assert {tuple(g) for g in store.reader("r").ngrams(3).tolist()} == before - set(
         map(tuple, GONE[3].tolist())
     )
+    assert traces(store.path, wanted) == 0
+    lab.check(store)
+
+
+DIES = """
+import os, sys
+from plot_store import Store
+from plot_store.catalogue.version_tree import BUILD, get_build
+steps = []
+def progress(done, total):
+    steps.append(done)
+    read = store._env().catalogue.read
+    while len(steps) > 9 and not read(lambda txn: get_build(txn, txn.keys(BUILD)[0])).segments:
+        pass
+    if len(steps) > 9:
+        os._exit(0)
+with Store.open(sys.argv[1]) as store:
+    store.compact("r", max_segments=1, target_bytes=1 << 14, progress=progress)
+"""
+
+
+def test_copies_of_a_compaction_that_died(store: Store) -> None:
+    """They are segments of its build, which nobody ends, under names that no version has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "MAX_RUNS", 1 << 30)
+        lab.put(store, "r", {})
+        for start in range(0, len(BASE[3][0]), 10):
+            store.append("r", {3: (BASE[3][0][start : start + 10], BASE[3][1][start : start + 10])})
+    gone = {3: BASE[3][0][:25]}
+    wanted = rows_of(store, ["r"], gone) | keys_of(gone)
+    assert lab.child(DIES, store.path).returncode == 0
+    held = {file for file in (store.path / "segments").iterdir() if traces(file, wanted)}
+    (build,) = store._env().catalogue.read(lambda txn: txn.keys("build/"))
+    copies = store._env().catalogue.read(lambda txn: version_tree.get_build(txn, build))
+    assert copies is not None
+    assert lab.files(store, copies.names) & {file.name for file in held}
+    store.erase(["r"], gone)
+    assert store._env().catalogue.read(lambda txn: txn.keys("build/")) == []
+    assert traces(store.path, wanted) == 0
+    lab.check(store)
+
+
+def test_an_erasure_beside_an_erasure(store: Store) -> None:
+    """The second ends while the first searches, and changes the same segments."""
+    lab.put(store, "r", BASE)
+    one, two = {3: BASE[3][0][:9]}, {3: BASE[3][0][9:20], 2: GONE[2]}
+    wanted = rows_of(store, ["r"], GONE) | keys_of(GONE)
+    todo = iter([two])
+
+    def erase_now(done: int, total: int) -> None:
+        for other in todo:
+            assert store.erase(["r"], other).ngrams == {3: 11, 2: 5}
+
+    assert store.erase(["r"], one, progress=erase_now).ngrams == {3: 9}
+    expect(store, "r", [left_of(left_of(lab.entries(BASE), one), two)])
+    assert store.erase(["r"], GONE).ngrams == {3: 5, 2: 0, 1: 2}
     assert traces(store.path, wanted) == 0
     lab.check(store)
 
@@ -318,3 +375,24 @@ def test_what_a_pull_would_bring_back(store: Store, other: Store, tmp_path: Path
     assert "r" not in store.refs()
     assert traces(store.path, keys_of(GONE)) == 0
     assert other.pull("r", remote).version.id == first.id
+
+
+def test_a_file_with_the_name_of_an_erased_segment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written before the erasure, for another ref, and would be named after it."""
+    one = {3: (BASE[3][0][:1], BASE[3][1][:1])}
+    lab.put(store, "r", one)
+    lab.put(store, "q", {})
+    real, begun = writer.publication.publish, []
+
+    def publish(*given: Any) -> VersionInfo:
+        if not begun:
+            begun.append(store.erase(["r"], {3: one[3][0]}))
+        return real(*given)
+
+    monkeypatch.setattr(writer.publication, "publish", publish)
+    with pytest.raises(Conflict, match=r"segment .*\.rows holds n-grams that were erased from this store"):
+        store.append("q", one)
+    assert traces(store.path, keys_of({3: one[3][0]})) == 0
+    store.append("q", one)  # begun after the erasure, it is another segment
+    expect(store, "q", [lab.entries(one)])
+    lab.check(store)
