@@ -16,6 +16,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import xxhash
@@ -32,6 +33,8 @@ MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27
 LEVEL: Final = 3
 ERASED_FORMAT: Final = NEWEST_FORMAT + 1  # of an archive whose manifest lists erased segments
+# By a segment's name, what stands for it since n-grams were erased; None: nothing does.
+Stands = Mapping[str, SegmentInfo | None]
 _HEAD: Final = struct.Struct("<8sH6xQQ")
 _CHUNK: Final = struct.Struct("<IIQ")
 CURE: Final = "export it again, or copy it again from where it came from"
@@ -60,7 +63,7 @@ class Packer:
             manifest["attachments"] = list(attachments)
         # Since 3 with attachments, otherwise the frame of format 1.
         written = max([FORMATS["centred"], *(version.schema.format for version in versions)])
-        if stands := dump_stands(versions):
+        if stands := dump_stands(erased_in(versions)):
             written = ERASED_FORMAT
             manifest["erased"] = stands
         body = records.dump(manifest)
@@ -112,7 +115,7 @@ class Unpacker:
             changed = manifest.get("erased", {})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"the export's manifest is malformed ({error}): {CURE}") from error
-        versions = with_stands(_checked_chain(listed), changed)
+        versions, _ = with_stands(_checked_chain(listed), changed)
         if (needed := versions[0].schema.format) > max(version, FORMATS["centred"]):
             raise Damaged(f"the export has format {version}, but its versions need {needed}: {CURE}")
         return versions
@@ -160,35 +163,43 @@ class Unpacker:
         return b"".join(parts)
 
 
-def erased_in(versions: Sequence[VersionInfo]) -> dict[str, SegmentInfo | None]:
+def erased_in(versions: Sequence[VersionInfo]) -> Stands:
     """Return what stands for the segments of these versions from which n-grams were erased, by name."""
     pairs = [pair for version in versions for pair in version.erased]
     return {segment.name: now for segment, now in pairs if segment != now}
 
 
-def dump_stands(versions: Sequence[VersionInfo]) -> dict[str, Any]:
-    """Return `erased_in` as JSON values."""
-    stands = erased_in(versions)
+def dump_stands(stands: Stands) -> dict[str, Any]:
+    """Return what stands for segments as JSON values."""
     return {name: None if now is None else records.segment_fields(now) for name, now in stands.items()}
 
 
-def with_stands(versions: list[VersionInfo], raw: Any) -> list[VersionInfo]:
-    """Return versions with what stands for their segments, as `dump_stands` wrote it.
+def with_stands(versions: list[VersionInfo], raw: Any) -> tuple[list[VersionInfo], Stands]:
+    """Return versions with what stands for their segments, as `dump_stands` wrote it, and all that it names.
 
-    Raises Damaged for an impossible list.
+    Something may stand for what stands for a published segment. Raises Damaged for an impossible list.
     """
-    published = {segment.name: segment for version in versions for segment in version.published}
+    known = {segment.name: segment for version in versions for segment in version.published}
     try:
         found = {name: None if now is None else records.parse_segment(now) for name, now in raw.items()}
+        known = {now.name: now for now in found.values() if now is not None} | known
         for name, now in found.items():
-            was = published[name]
-            if now is not None and ((was.kind, was.order) != (now.kind, now.order) or now.name in found):
+            was = known[name]
+            if now is not None and (was.kind, was.order) != (now.kind, now.order):
                 raise ValueError(f"{now.name} cannot stand for {name}")
             if now is not None and was.count <= now.count:
                 raise ValueError(f"{now.name} has no fewer rows than {name}")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"the list of erased segments is malformed ({error}): {CURE}") from error
-    return [version.standing(lambda one: found.get(one.name, one)) for version in versions]
+    return [version.standing(partial(followed, found)) for version in versions], found
+
+
+def followed(stands: Stands, segment: SegmentInfo) -> SegmentInfo | None:
+    """Return what stands for a segment in the end."""
+    now: SegmentInfo | None = segment
+    while now is not None and now.name in stands:
+        now = stands[now.name]
+    return now
 
 
 def _checked_chain(listed: Any) -> list[VersionInfo]:

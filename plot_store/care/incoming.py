@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import xxhash
 
 from plot_store.care import check, rewrite
-from plot_store.care.archive_format import erased_in, segments_of
+from plot_store.care.archive_format import Stands, erased_in, segments_of
 from plot_store.catalogue import erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
@@ -50,6 +50,7 @@ def bring_in(
     present: Callable[[CatalogueTxn], bool],
     progress: Progress | None,
     trusted: Sequence[VersionInfo] = (),
+    stands: Stands | None = None,
 ) -> VersionInfo:
     """Bring a chain of versions into the store and publish them. Returns the first.
 
@@ -57,11 +58,13 @@ def bring_in(
     nothing changes, and the source is not read. Damaged or missing segments are restored. Where n-grams were
     erased from a segment, here or at the source, only what stands for it is brought in. present: returns
     whether the first version's ref has it already; raises Conflict if the ref must not get it. trusted:
-    versions of this store; their files are not read again. Raises Damaged, Conflict, StoreFull, StoreIO, and
-    what the source raises; nothing is left then.
+    versions of this store; their files are not read again. stands: what stands for segments at the source;
+    None: what the versions tell of it. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source
+    raises; nothing is left then.
     """
+    theirs = erased_in(versions) if stands is None else stands
     known = {info.name: info for version in trusted for info in version.segments}
-    wanted = environment.catalogue.read(lambda txn: _settled(txn, versions))
+    wanted, _ = environment.catalogue.read(lambda txn: _settled(txn, versions, theirs))
     listed = segments_of(wanted)
     if environment.catalogue.read(
         lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
@@ -91,24 +94,25 @@ def bring_in(
             damages = check.check_version(environment, version, dict(seen), build.watch)
             if damages:
                 raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
-        environment.catalogue.write(lambda txn: _publish(txn, versions, wanted, present, build))
+        environment.catalogue.write(lambda txn: _publish(txn, versions, theirs, wanted, present, build))
     finally:
         build.end()
-    if erased_in(versions):
+    if theirs:
         rewrite.remove_dead(environment, {})
     return wanted[0]
 
 
-def _settled(txn: CatalogueTxn, versions: Sequence[VersionInfo]) -> list[VersionInfo]:
-    """Return versions of a source with the segments that they have in this store. The store's records of
-    erased segments go before the source's.
+def _settled(
+    txn: CatalogueTxn, versions: Sequence[VersionInfo], theirs: Stands
+) -> tuple[list[VersionInfo], Stands]:
+    """Return versions of a source with the segments that they have in this store, and what of `theirs` is new
+    here. The store's records of erased segments go before the source's.
 
     Raises Conflict if the source erased n-grams from a segment that other versions of this store have.
     """
-    theirs = erased_in(versions)
-    fresh = {name for name in theirs if not erased.is_erased(txn, name)}
+    fresh = {name: now for name, now in theirs.items() if not erased.is_erased(txn, name)}
     others = version_tree.named_segments(txn, {version.id for version in versions}) if fresh else set()
-    if both := sorted(fresh & others):
+    if both := sorted(fresh.keys() & others):
         raise Conflict(
             f"n-grams were erased where {versions[0].ref} comes from, and another version of this store has "
             f"segment {both[0]} with them: collect it with keep_versions=1, or delete its ref and collect, "
@@ -116,10 +120,15 @@ def _settled(txn: CatalogueTxn, versions: Sequence[VersionInfo]) -> list[Version
         )
 
     def stands_for(segment: SegmentInfo) -> SegmentInfo | None:
-        now = theirs[segment.name] if segment.name in fresh else segment
-        return None if now is None else erased.stands_for(txn, now)
+        now: SegmentInfo | None = segment
+        while now is not None:
+            further = fresh[now.name] if now.name in fresh else erased.stands_for(txn, now)
+            if further == now:
+                break
+            now = further
+        return now
 
-    return [version.standing(stands_for) for version in versions]
+    return [version.standing(stands_for) for version in versions], fresh
 
 
 def _own(
@@ -174,15 +183,16 @@ def _is_sound(environment: Environment, info: SegmentInfo) -> bool:
 def _publish(
     txn: CatalogueTxn,
     versions: list[VersionInfo],
+    theirs: Stands,
     wanted: list[VersionInfo],
     present: Callable[[CatalogueTxn], bool],
     build: _ImportBuild,
 ) -> None:
     """Record the versions, and what was erased from them, and end the import's build. Raises Conflict."""
     build.end_in(txn)
-    if _settled(txn, versions) != wanted:
+    settled, fresh = _settled(txn, versions, theirs)
+    if settled != wanted:
         raise Conflict(f"n-grams were erased from {wanted[0].ref} while it was brought in: begin again")
-    fresh = {name: now for name, now in erased_in(wanted).items() if not erased.is_erased(txn, name)}
     if fresh:
         erased.put(txn, fresh, erased.new_edition())
     if present(txn):

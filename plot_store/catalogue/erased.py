@@ -56,6 +56,20 @@ def stands_for(txn: CatalogueTxn, segment: SegmentInfo) -> SegmentInfo | None:
     return now
 
 
+def steps(txn: CatalogueTxn, version: VersionInfo) -> dict[str, SegmentInfo | None]:
+    """Return the records that lead from a version's published segments to what stands for them, by name.
+
+    Raises Damaged.
+    """
+    found: dict[str, SegmentInfo | None] = {}
+    for segment in version.published:
+        now: SegmentInfo | None = segment
+        while now is not None and (raw := txn.get(ERASED + now.name)) is not None:
+            name, now = now.name, records.parse_erased(raw)
+            found[name] = now
+    return found
+
+
 def applied(txn: CatalogueTxn, version: VersionInfo) -> VersionInfo:
     """Return a version with what stands for its segments. Raises Damaged."""
     return version.standing(partial(stands_for, txn)) if txn.has_any(ERASED) else version

@@ -126,7 +126,7 @@ def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> 
         if version_id in found:
             continue
         try:
-            found[version_id] = erasures.applied(objects, changed, refs.read_version(objects, version_id))
+            found[version_id], _ = erasures.applied(objects, changed, refs.read_version(objects, version_id))
         except Damaged:
             if not lenient:
                 raise

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
+from plot_store.care.archive_format import Stands
 from plot_store.catalogue import erased
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import VersionInfo
@@ -25,12 +28,13 @@ def listed(objects: Objects) -> frozenset[str]:
     return frozenset(name for name in found if names.is_id(name))
 
 
-def applied(objects: Objects, ids: frozenset[str], version: VersionInfo) -> VersionInfo:
-    """Return a version with what stands for its segments at the remote. ids: as `listed` returns them.
+def applied(objects: Objects, ids: frozenset[str], version: VersionInfo) -> tuple[VersionInfo, Stands]:
+    """Return a version with what stands for its segments at the remote, and all that its object names.
 
-    Raises Damaged, FormatTooNew, StoreIO.
+    ids: as `listed` returns them. Raises Damaged, FormatTooNew, StoreIO.
     """
-    return _read(objects, version)[0] if version.id in ids else _published(version)
+    found, stands, _ = _read(objects, ids, version)
+    return found, stands
 
 
 class Erasing:
@@ -40,44 +44,47 @@ class Erasing:
         """Raises Damaged, FormatTooNew, StoreIO."""
         self._objects = objects
         ids, every = listed(objects), {version.id: version for version in versions}
-        self.there = {
-            version_id: _read(objects, version) if version_id in ids else (_published(version), None)
-            for version_id, version in every.items()
-        }
-        """By id, each version as the remote has it, and the tag of its object."""
-        self.news = [mine for mine in every.values() if _differ(mine, self.there[mine.id][0])]
+        found = {version.id: _read(objects, ids, version) for version in every.values()}
+        self._tags = {version_id: tag for version_id, (_, _, tag) in found.items()}
+        self.there = {version_id: version for version_id, (version, _, _) in found.items()}
+        """By id, each version as the remote has it."""
+        self.news = [mine for mine in every.values() if _differ(mine, self.there[mine.id])]
         """The versions from which the store, or the remote, erased n-grams that the other one has."""
 
     def check(self, txn: CatalogueTxn) -> None:
         """Raises Conflict unless all that was erased at the remote was erased in the store, too."""
         for version in self.news:
-            for segment, theirs in self.there[version.id][0].erased:
+            for segment, theirs in self.there[version.id].erased:
                 mine = dict(version.erased).get(segment, segment)
                 if mine != (None if theirs is None else erased.stands_for(txn, theirs)):
                     raise Conflict(
-                        f"n-grams were erased from version {version.id} at {self._objects.place}: pull "
-                        f"{version.ref} first"
+                        f"n-grams were erased from version {version.id} at {self._objects.place}, and this "
+                        f"store has them: delete {version.ref} here, collect, pull it, and change it "
+                        "again"
                     )
 
-    def put(self) -> None:
+    def put(self, environment: Environment) -> None:
         """Say what stands for the segments now. Raises Conflict if another store does so meanwhile."""
         for version in self.news:
-            tag = self.there[version.id][1]
-            if not self._objects.swap(fmt.erased_name(version.id), fmt.dump_erased(version), tag):
+            stands = environment.catalogue.read(partial(erased.steps, version=version))
+            name, data = fmt.erased_name(version.id), fmt.dump_erased(stands)
+            if self._objects.swap(name, data, self._tags[version.id]):
+                continue
+            found = self._objects.get(name)
+            if found is None or found[0] != data:  # otherwise a library has repeated a request that was done
                 raise Conflict(
                     f"another store erases from version {version.id} at {self._objects.place}: push again"
                 )
 
 
-def _read(objects: Objects, version: VersionInfo) -> tuple[VersionInfo, str | None]:
-    found = objects.get(fmt.erased_name(version.id))
-    if found is None:  # a collection has removed it with the version
-        return _published(version), None
-    return fmt.parse_erased(found[0], version), found[1]
-
-
-def _published(version: VersionInfo) -> VersionInfo:
-    return replace(version, segments=version.published, erased=())
+def _read(
+    objects: Objects, ids: frozenset[str], version: VersionInfo
+) -> tuple[VersionInfo, Stands, str | None]:
+    """Return what `applied` does, and the object's tag."""
+    found = objects.get(fmt.erased_name(version.id)) if version.id in ids else None
+    if found is None:
+        return replace(version, segments=version.published, erased=()), {}, None
+    return *fmt.parse_erased(found[0], version), found[1]
 
 
 def _differ(mine: VersionInfo, theirs: VersionInfo) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import zstandard
 
 from plot_store.care import attachments
-from plot_store.care.archive_format import dump_stands, with_stands
+from plot_store.care.archive_format import Stands, dump_stands, with_stands
 from plot_store.care.attachments import Attachment
 from plot_store.catalogue import records
 from plot_store.ground import names
@@ -175,15 +175,23 @@ def parse_version(data: bytes, version_id: str) -> VersionInfo:
     return version
 
 
-def dump_erased(version: VersionInfo) -> bytes:
+def dump_erased(stands: Stands) -> bytes:
     """Return the bytes of the object that says what stands for a version's segments."""
-    return records.dump({"format": FORMAT, "erased": dump_stands([version])})
+    return records.dump({"format": FORMAT, "erased": dump_stands(stands)})
 
 
-def parse_erased(data: bytes, version: VersionInfo) -> VersionInfo:
-    """Return a version with what stands for its segments by such an object. Raises Damaged, FormatTooNew."""
-    published = replace(version, segments=version.published, erased=())
-    return _parsed(data, erased_name(version.id), lambda raw: with_stands([published], raw["erased"])[0])
+def parse_erased(data: bytes, version: VersionInfo) -> tuple[VersionInfo, Stands]:
+    """Return a version with what stands for its segments by such an object, and all that the object names.
+
+    Raises Damaged, FormatTooNew.
+    """
+
+    def parse(raw: dict[str, Any]) -> tuple[VersionInfo, Stands]:
+        published = replace(version, segments=version.published, erased=())
+        (found,), stands = with_stands([published], raw["erased"])
+        return found, stands
+
+    return _parsed(data, erased_name(version.id), parse)
 
 
 def _parsed(data: bytes, name: str, parse: Callable[[dict[str, Any]], T]) -> T:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
-from plot_store.care.archive_format import check_chain, segments_of
+from plot_store.care.archive_format import Stands, check_chain, segments_of
 from plot_store.care.attachments import Attachment
 from plot_store.care.incoming import bring_in
 from plot_store.catalogue import agreed, version_tree
@@ -77,7 +77,7 @@ def _pull(
 
     if (mine := environment.catalogue.read(ahead)) is not None:
         return Transfer(mine, 0, 0)
-    versions, own = _chain(environment, objects, current)
+    versions, own, stands = _chain(environment, objects, current)
     if versions[0].ref != ref:
         raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
     trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
@@ -100,7 +100,7 @@ def _pull(
         accept(versions, {one.name: partial(fetched, one) for one in attached})
     new = environment.catalogue.read(lambda txn: _without_ref(txn, versions))
     try:
-        bring_in(environment, versions, source, present, shown, trusted)
+        bring_in(environment, versions, source, present, shown, trusted, stands)
     finally:
         source.close()
     environment.catalogue.write(lambda txn: _agree(txn, place, new))
@@ -162,8 +162,9 @@ def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
 
 def _chain(
     environment: Environment, objects: Objects, version_id: str
-) -> tuple[list[VersionInfo], list[VersionInfo]]:
-    """Return a version with its ancestors, nearest first, and those of them that this store has."""
+) -> tuple[list[VersionInfo], list[VersionInfo], Stands]:
+    """Return a version with its ancestors, nearest first, those of them that this store has, and what stands
+    for segments at the remote."""
 
     def own(txn: CatalogueTxn) -> VersionInfo | None:
         try:
@@ -173,17 +174,19 @@ def _chain(
 
     found: list[VersionInfo] = []
     had: list[VersionInfo] = []
-    changed = erasures.listed(objects)
+    changed, stands = erasures.listed(objects), dict[str, SegmentInfo | None]()
     wanted: str | None = version_id
     while wanted is not None and len(found) < MAX_DEPTH:
         at = wanted
         mine = environment.catalogue.read(own)
         if mine is not None:
             had.append(mine)
-        found.append(erasures.applied(objects, changed, mine or refs.read_version(objects, at)))
+        version, more = erasures.applied(objects, changed, mine or refs.read_version(objects, at))
+        found.append(version)
+        stands |= more
         wanted = found[-1].parent
     check_chain(found, fmt.CURE)
-    return found, had
+    return found, had, stands
 
 
 class _Piece(NamedTuple):

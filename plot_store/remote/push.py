@@ -164,7 +164,7 @@ class _Work:
             self._keep()
             if self.progress is not None:
                 self.progress(done, total)
-        erasing.put()
+        erasing.put(self.environment)
         return Transfer(self.chain[0], len(segments), done, tuple(one.name for one in attached))
 
     def _put_all(
@@ -192,7 +192,7 @@ class _Work:
         plan = []
         older = [version for version in erasing.news if version not in self.chain]
         for version in (*older, *reversed(self.chain)):
-            at_remote = erasing.there[version.id][0]
+            at_remote = erasing.there[version.id]
             if version.id in ids or self._has_manifest(version):
                 there |= {info.name for info in at_remote.segments}
                 if version not in erasing.news:

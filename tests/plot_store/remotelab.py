@@ -15,7 +15,7 @@ import xxhash
 
 from plot_store import Store, StoreIO, Transfer, VersionInfo
 from plot_store.ground.nouns import Accept
-from plot_store.remote import collect, format, refs
+from plot_store.remote import collect, erasures, format, refs
 from plot_store.remote import pull as pulling
 from plot_store.remote import push as pushing
 from plot_store.remote.objects import Listed, Objects
@@ -153,7 +153,9 @@ def whole(objects: Objects) -> dict[str, str]:
     for listed in objects.listed(format.VERSIONS):
         if not listed.name.endswith(".tmp"):
             version_id = collect._id(listed.name)
-            needed.setdefault(version_id, refs.read_version(objects, version_id))
+            if version_id not in needed:
+                version = refs.read_version(objects, version_id)
+                needed[version_id], _ = erasures.applied(objects, erasures.listed(objects), version)
     names = {format.segment_name(i): i.bytes for version in needed.values() for i in version.segments}
     for ref in collect.all_refs(objects):
         for one in (one for listed in ref.attached.values() for one in listed):
