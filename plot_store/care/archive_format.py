@@ -16,7 +16,6 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, BinaryIO, Final
 
 import xxhash
@@ -24,6 +23,7 @@ import zstandard
 
 from plot_store.catalogue import records
 from plot_store.catalogue.version_tree import MAX_DEPTH
+from plot_store.ground import names
 from plot_store.ground.errors import Damaged, FormatTooNew
 from plot_store.ground.nouns import FORMATS, NEWEST_FORMAT, SegmentInfo, VersionInfo
 
@@ -174,32 +174,31 @@ def dump_stands(stands: Stands) -> dict[str, Any]:
     return {name: None if now is None else records.segment_fields(now) for name, now in stands.items()}
 
 
-def with_stands(versions: list[VersionInfo], raw: Any) -> tuple[list[VersionInfo], Stands]:
+def with_stands(
+    versions: list[VersionInfo], raw: Any, *, more: bool = False
+) -> tuple[list[VersionInfo], Stands]:
     """Return versions with what stands for their segments, as `dump_stands` wrote it, and all that it names.
 
-    Something may stand for what stands for a published segment. Raises Damaged for an impossible list.
+    more: it may name segments that these versions do not have. Raises Damaged for an impossible list.
     """
-    known = {segment.name: segment for version in versions for segment in version.published}
+    published = {segment.name: segment for version in versions for segment in version.published}
     try:
         found = {name: None if now is None else records.parse_segment(now) for name, now in raw.items()}
-        known = {now.name: now for now in found.values() if now is not None} | known
         for name, now in found.items():
-            was = known[name]
-            if now is not None and (was.kind, was.order) != (now.kind, now.order):
+            was = published.get(name)
+            if was is None and not (more and names.is_segment(name)):
+                raise ValueError(f"no version has the segment {name}")
+            if now is not None and now.name in found:
+                raise ValueError(f"something stands for {now.name}, too")
+            if was is None or now is None:
+                continue
+            if (was.kind, was.order) != (now.kind, now.order):
                 raise ValueError(f"{now.name} cannot stand for {name}")
-            if now is not None and was.count <= now.count:
+            if was.count <= now.count:
                 raise ValueError(f"{now.name} has no fewer rows than {name}")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"the list of erased segments is malformed ({error}): {CURE}") from error
-    return [version.standing(partial(followed, found)) for version in versions], found
-
-
-def followed(stands: Stands, segment: SegmentInfo) -> SegmentInfo | None:
-    """Return what stands for a segment in the end."""
-    now: SegmentInfo | None = segment
-    while now is not None and now.name in stands:
-        now = stands[now.name]
-    return now
+    return [version.standing(lambda one: found.get(one.name, one)) for version in versions], found
 
 
 def _checked_chain(listed: Any) -> list[VersionInfo]:

@@ -269,12 +269,8 @@ class _Erasure:
         for build in affected.ended:
             txn.delete(BUILD + build)
         promote.promote(self._environment, txn, self.drafts)
-        pairs = [pair for version in affected.versions for pair in version.erased]
         stands = {name: self._stands[name] for name in (*affected.rows, *affected.indexes)}
-        earlier = {  # so that no record leads to one that leads on
-            segment.name: stands[now.name] for segment, now in pairs if now is not None and now.name in stands
-        }
-        erased.put(txn, earlier | stands, self._edition)
+        erased.put(txn, stands, self._edition)
         return held
 
     def _moved(self, look: _Look, affected: _Affected, txn: CatalogueTxn) -> bool:

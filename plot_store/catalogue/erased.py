@@ -34,12 +34,15 @@ def edition(txn: CatalogueTxn) -> int:
 
 
 def put(txn: CatalogueTxn, stands: Mapping[str, SegmentInfo | None], edition: int) -> None:
-    """Record what stands for segments from now on, by name; None: nothing does.
+    """Record what stands for segments from now on, by name; None: nothing does. Raises Damaged.
 
-    Older releases refuse the store from then on.
+    It also stands for what these stood for, so that no record leads to one that leads on. Older releases
+    refuse the store from then on.
     """
     txn.put("format", {**stamp(txn, ERASED_FORMAT), "edition": edition})
-    for segment, by in stands.items():
+    before = {name: records.parse_erased(txn.get(ERASED + name)) for name in txn.keys(ERASED)}
+    earlier = {name: stands[by.name] for name, by in before.items() if by is not None and by.name in stands}
+    for segment, by in (earlier | dict(stands)).items():
         txn.put(ERASED + segment, {"by": None if by is None else records.segment_fields(by)})
 
 
@@ -56,18 +59,13 @@ def stands_for(txn: CatalogueTxn, segment: SegmentInfo) -> SegmentInfo | None:
     return now
 
 
-def steps(txn: CatalogueTxn, version: VersionInfo) -> dict[str, SegmentInfo | None]:
-    """Return the records that lead from a version's published segments to what stands for them, by name.
-
-    Raises Damaged.
+def behind(txn: CatalogueTxn, version: VersionInfo) -> dict[str, SegmentInfo | None]:
+    """Return the records that tell a store with any earlier state of a version what stands for its segments
+    now, by name. Some of those that say that nothing does may be of other versions. Raises Damaged.
     """
-    found: dict[str, SegmentInfo | None] = {}
-    for segment in version.published:
-        now: SegmentInfo | None = segment
-        while now is not None and (raw := txn.get(ERASED + now.name)) is not None:
-            name, now = now.name, records.parse_erased(raw)
-            found[name] = now
-    return found
+    now = {segment for _, segment in version.erased}
+    found = {name: records.parse_erased(txn.get(ERASED + name)) for name in txn.keys(ERASED)}
+    return {name: segment for name, segment in found.items() if segment is None or segment in now}
 
 
 def applied(txn: CatalogueTxn, version: VersionInfo) -> VersionInfo:

@@ -66,7 +66,7 @@ class Erasing:
     def put(self, environment: Environment) -> None:
         """Say what stands for the segments now. Raises Conflict if another store does so meanwhile."""
         for version in self.news:
-            stands = environment.catalogue.read(partial(erased.steps, version=version))
+            stands = environment.catalogue.read(partial(erased.behind, version=version))
             name, data = fmt.erased_name(version.id), fmt.dump_erased(stands)
             if self._objects.swap(name, data, self._tags[version.id]):
                 continue

@@ -188,7 +188,7 @@ def parse_erased(data: bytes, version: VersionInfo) -> tuple[VersionInfo, Stands
 
     def parse(raw: dict[str, Any]) -> tuple[VersionInfo, Stands]:
         published = replace(version, segments=version.published, erased=())
-        (found,), stands = with_stands([published], raw["erased"])
+        (found,), stands = with_stands([published], raw["erased"], more=True)
         return found, stands
 
     return _parsed(data, erased_name(version.id), parse)

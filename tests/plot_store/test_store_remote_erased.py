@@ -157,6 +157,10 @@ def test_a_second_erasure_follows_the_first(store: Store, other: Store, url: str
     assert contains(store, "r/a", more) == {False}
     assert traces_at(open_objects(url), keys_of(more)) == traces(store.path, keys_of(more)) == 0
     lab.check(store)
+    store.push("r/a", url)
+    with Store.open(store.path.parent / "fresh", create=True) as fresh:
+        fresh.pull("r/a", url)
+        assert fresh.chain("r/a") == store.chain("r/a")
 
 
 @pytest.mark.parametrize("how", WAYS)
