@@ -35,9 +35,8 @@ from plot_store.ground.nouns import VersionInfo
 from plot_store.reading.backoff import Backoff
 from plot_store.reading.reader import Reader, open_reader
 from plot_store.remote import refs
-from plot_store.remote.objects import Objects
+from plot_store.remote.objects import Objects, threaded
 from plot_store.remote.pull import pull
-from plot_store.remote.push import threaded
 from plot_store.segments.format import PAGE
 
 _USES_S: Final = 60.0  # uses are written this often; a process that dies forgets those since

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from plot_store.care.attachments import is_digest
 from plot_store.ground import names
@@ -15,7 +16,7 @@ from plot_store.ground.nouns import VersionInfo
 from plot_store.remote import erasures, refs
 from plot_store.remote import format as fmt
 from plot_store.remote.format import RemoteRef
-from plot_store.remote.objects import Listed, Objects
+from plot_store.remote.objects import Listed, Objects, threaded
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,14 @@ def collect(objects: Objects, age_s: float, dry_run: bool, take_over: bool) -> R
 
 def all_refs(objects: Objects) -> list[RemoteRef]:
     """Return every ref of a remote, those without a current version included."""
-    found = []
-    for one in objects.listed(fmt.REFS):
-        name = one.name.removeprefix(f"{fmt.REFS}/").removesuffix(".json")
-        if one.name == fmt.ref_name(name) and names.is_ref(name):
-            found.append(refs.read_ref(objects, name))
-    return [ref for ref in found if ref is not None]
+    listed = [one.name for one in objects.listed(fmt.REFS)]
+    there = [name.removeprefix(f"{fmt.REFS}/").removesuffix(".json") for name in listed]
+    ours = [
+        ref
+        for name, ref in zip(listed, there, strict=True)
+        if name == fmt.ref_name(ref) and names.is_ref(ref)
+    ]
+    return [ref for ref in threaded(partial(refs.read_ref, objects), ours) if ref is not None]
 
 
 def _marks(objects: Objects, before: float) -> tuple[list[str], list[str]]:
@@ -119,21 +122,23 @@ def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> 
 
     lenient: leave out what is missing or damaged. Raises Damaged, StoreIO.
     """
-    found: dict[str, VersionInfo] = {}
-    waiting, changed = list(ids), erasures.listed(objects)
-    while waiting:
-        version_id = waiting.pop()
-        if version_id in found:
-            continue
+
+    changed = erasures.listed(objects)
+
+    def read(version_id: str) -> VersionInfo | None:
         try:
-            found[version_id], _ = erasures.applied(objects, changed, refs.read_version(objects, version_id))
+            return erasures.applied(objects, changed, refs.read_version(objects, version_id))[0]
         except Damaged:
             if not lenient:
                 raise
-            continue
-        parent = found[version_id].parent
-        if parent is not None:
-            waiting.append(parent)
+            return None
+
+    found: dict[str, VersionInfo] = {}
+    waiting = set(ids)
+    while waiting:
+        new = [version for version in threaded(read, waiting) if version is not None]
+        found |= {version.id: version for version in new}
+        waiting = {version.parent for version in new if version.parent is not None} - found.keys()
     return found
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from plot_store.ground.arguments import check_path
 from plot_store.ground.errors import Invalid
 
+_THREADS: Final = 4  # requests at a time; each may hold a segment in memory
+T = TypeVar("T")
+R = TypeVar("R")
 CURE = "check the address, its credentials, and the connection, then try again"
 
 
@@ -56,6 +60,22 @@ class Objects(Protocol):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects. Those that are gone already are ignored."""
+
+
+def threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Yield the results for all items, in order, computed by some threads at a time."""
+    todo = list(items)
+    if len(todo) < 2:
+        yield from map(body, todo)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        running = [pool.submit(body, item) for item in todo]
+        try:
+            for one in running:
+                yield one.result()
+        finally:
+            for one in running:
+                one.cancel()
 
 
 def open_objects(url: str | os.PathLike[str]) -> Objects:

@@ -12,12 +12,11 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from plot_store.care import attachments
 from plot_store.care.attachments import Attachment
@@ -32,13 +31,10 @@ from plot_store.remote import format as fmt
 from plot_store.remote import refs
 from plot_store.remote.erasures import Erasing
 from plot_store.remote.format import Push, RemoteRef
-from plot_store.remote.objects import Objects
+from plot_store.remote.objects import Objects, threaded
 
-_THREADS: Final = 4  # requests at a time; each may hold a segment in memory
 _LEASE_S: Final = 3600.0
 _TURNS: Final = 5  # a push begins anew if a collection took it for dead
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def push(
@@ -244,19 +240,3 @@ def _known(txn: CatalogueTxn, current: str | None) -> list[VersionInfo]:
         return [] if current is None else version_tree.chain(txn, version_tree.get_version(txn, current))
     except NotFound:
         return []
-
-
-def threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the results for all items, in order, computed by some threads at a time."""
-    todo = list(items)
-    if len(todo) < 2:
-        yield from map(body, todo)
-        return
-    with ThreadPoolExecutor(_THREADS) as pool:
-        running = [pool.submit(body, item) for item in todo]
-        try:
-            for one in running:
-                yield one.result()
-        finally:
-            for one in running:
-                one.cancel()

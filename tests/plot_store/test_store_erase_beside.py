@@ -16,7 +16,7 @@ import plotlab as lab
 import pytest
 from eraselab import BASE, GONE, MORE, OTHERS, contains, expect, keys_of, left_of, rows_of, traces, without
 
-from plot_store import Conflict, Damaged, EraseReport, FormatTooNew, Invalid, Store, VersionInfo
+from plot_store import Conflict, Damaged, EraseReport, FormatTooNew, Store, VersionInfo
 from plot_store.care import archive_format
 from plot_store.catalogue import catalogue, version_tree
 from plot_store.writing import writer
@@ -70,7 +70,7 @@ def test_an_archive_does_not_erase_from_other_versions(store: Store, other: Stor
     lab.put(store, "r/a", OTHERS)
     store.erase(["r"], GONE)
     store.export("r/a", tmp_path / "new.plot")
-    with pytest.raises(Conflict, match=r"erased n-grams from segment .* which this store has with them"):
+    with pytest.raises(Conflict, match=r"another version of this store has segment \w+\.\w+ with them"):
         other.import_archive(tmp_path / "new.plot")
     expect(other, "r", [lab.entries(BASE)])
     other.erase(["r"], GONE)
@@ -352,8 +352,6 @@ def test_what_is_pushed_after_an_erasure(store: Store, other: Store, tmp_path: P
     lab.put(store, "r", BASE)
     store.push("r", remote)
     store.erase(["r"], GONE)
-    with pytest.raises(Invalid, match="which a remote cannot hold: export it; or"):
-        store.push("r", remote)
     assert store.pull("r", remote).version == store.version("r")  # nothing comes back
     assert contains(store, "r", GONE) == {False}
     store.append("r", OTHERS)
