@@ -114,6 +114,8 @@ def _is_ours(name: str) -> bool:
         return True
     if folder == fmt.ATTACHED:
         return is_digest(file)
+    if folder == fmt.ERASED:
+        return names.is_id(file.removesuffix(".json"))
     return names.is_segment(file) if folder == fmt.SEGMENTS else names.is_id(_id(name))
 
 
@@ -122,7 +124,6 @@ def _closure(objects: Objects, ids: Iterable[str], *, lenient: bool = False) -> 
 
     lenient: leave out what is missing or damaged. Raises Damaged, StoreIO.
     """
-
     changed = erasures.listed(objects)
 
     def read(version_id: str) -> VersionInfo | None:

@@ -100,11 +100,11 @@ def _pull(
         accept(versions, {one.name: partial(fetched, one) for one in attached})
     new = environment.catalogue.read(lambda txn: _without_ref(txn, versions))
     try:
-        bring_in(environment, versions, source, present, shown, trusted, stands)
+        brought = bring_in(environment, versions, source, present, shown, trusted, stands)
     finally:
         source.close()
     environment.catalogue.write(lambda txn: _agree(txn, place, new))
-    return Transfer(versions[0], source.segments, source.bytes, tuple(source.attachments))
+    return Transfer(brought, source.segments, source.bytes, tuple(source.attachments))
 
 
 def _is_present(txn: CatalogueTxn, state: RemoteRef, place: str, at: str) -> bool:

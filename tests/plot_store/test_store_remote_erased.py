@@ -104,6 +104,9 @@ def test_older_versions_lose_it_too(store: Store, url: str) -> None:
     state = refs.need_ref(open_objects(url), "r")
     assert first not in state.versions
     assert second.id in state.versions
+    Remote(url).delete("r")
+    collected(url)
+    assert not [one for below in ("versions", "segments", "erased") for one in open_objects(url).listed(below)]
 
 
 def test_a_store_that_still_has_it_brings_nothing_back(store: Store, other: Store, url: str) -> None:
