@@ -106,7 +106,8 @@ def test_older_versions_lose_it_too(store: Store, url: str) -> None:
     assert second.id in state.versions
     Remote(url).delete("r")
     collected(url)
-    assert not [one for below in ("versions", "segments", "erased") for one in open_objects(url).listed(below)]
+    objects = open_objects(url)
+    assert not [one for below in ("versions", "segments", "erased") for one in objects.listed(below)]
 
 
 def test_a_store_that_still_has_it_brings_nothing_back(store: Store, other: Store, url: str) -> None:
