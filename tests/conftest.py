@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -75,3 +78,18 @@ def folder(
 
     made = made_folder(tmp_path_factory.getbasetemp(), tiny_source, capsys)
     return Path(shutil.copytree(made, tmp_path / "d"))
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[str]:
+    """The address of a server of S3's protocol with a bucket "plots"."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-plot-store[remote]')")
+    pytest.importorskip("moto", reason="moto is not installed (pip install 'moto[server]')")
+    code = Path(__file__).parent / "bucket.py"
+    with subprocess.Popen(
+        [sys.executable, str(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        assert server.stdin is not None
+        server.stdin.close()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -8,14 +7,14 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
-from remotelab import credentials
 
 from plot_store import Store
+from tests.bucket import credentials
 
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 from cuda_twin import device, library
 
-__all__ = ["bucket", "device", "library", "other", "store", "tmp_path", "url"]
+__all__ = ["device", "library", "other", "store", "tmp_path", "url"]
 
 
 @pytest.fixture
@@ -32,21 +31,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 PLACES = ("folder", "memory", "s3")
-
-
-@pytest.fixture(scope="session")
-def bucket() -> Iterator[str]:
-    """The address of a server of S3's protocol with a bucket "plots"."""
-    pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-plot-store[remote]')")
-    pytest.importorskip("moto", reason="moto is not installed (pip install 'moto[server]')")
-    code = Path(__file__).parent / "bucket.py"
-    with subprocess.Popen(
-        [sys.executable, str(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 @pytest.fixture(params=PLACES)

@@ -92,17 +92,6 @@ class Place:
         return found
 
 
-def credentials(bucket: str, secret: str = "a-secret-never-shown") -> dict[str, str]:
-    """The environment in which s3fs finds a server at this address."""
-    return {
-        "AWS_ENDPOINT_URL": bucket,
-        "AWS_ACCESS_KEY_ID": secret,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": os.devnull,
-    }
-
-
 def push(store: Store, place: Objects, ref: str, attached: Mapping[str, Path] | None = None) -> Transfer:
     """As `Store.push`, to this place."""
     return pushing.push(store._env(), place, ref, None, False, attached or {}, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
-from remotelab import Place, credentials
+from remotelab import Place
 
 from plot_store import Closed, Invalid, Limits, NotFound, Remote, Store, StoreFull, StoreIO
 from plot_store.face.fetching import Fetching
@@ -114,6 +114,7 @@ from remotelab import Place
 from test_store_fetching import at_once, right, through
 from plot_store import Store
 from plot_store.remote.objects import open_objects
+from tests.bucket import credentials
 
 with Store.open(sys.argv[1], create=True) as store:
     place = Place(open_objects(sys.argv[2]))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import plotlab as lab
 import pytest
-from remotelab import Place, credentials, pull, push, whole
+from remotelab import Place, pull, push, whole
 
 from plot_store import Conflict, Damaged, FormatTooNew, Invalid, NotFound, ReadOnly, Remote, Store, StoreIO
 from plot_store.remote import format, refs
 from plot_store.remote.objects import open_objects
+from tests.bucket import credentials
 
 
 def filled(store: Store) -> None:

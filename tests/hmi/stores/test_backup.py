@@ -25,10 +25,11 @@ from hmi.core import now
 from hmi.errors import Conflict, Damaged, InvalidInput, NotFound, Unavailable
 from hmi.manager import Manager
 from hmi.stores.layout import Layout
+from tests.bucket import credentials
 from tests.hmi.labs.manager_lab import add_model, add_root, publish_plot
 from tests.hmi.labs.registry_lab import job
 
-TARGETS = ("folder", "memory")
+TARGETS = ("folder", "memory", "s3")
 
 
 @pytest.fixture
@@ -44,10 +45,14 @@ def filled(manager: Manager) -> Manager:
 
 
 @pytest.fixture(params=TARGETS)
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     if request.param == "folder":
         return open_target(str(tmp_path / "backups"))
     pytest.importorskip("fsspec", reason="fsspec is not installed (pip install 'hmi-server[backup]')")
+    if request.param == "s3":
+        for variable, value in credentials(request.getfixturevalue("bucket")).items():
+            monkeypatch.setenv(variable, value)
+        return open_target(f"s3://plots/{uuid.uuid4().hex}/deep")
     return open_target(f"memory://{uuid.uuid4().hex}/deep")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import plotlab as lab
 from nursery import Nurseries, Nursery
-from remotelab import credentials
+
+from tests.bucket import credentials
 
 ROUNDS = 20  # of one remote and its two stores
 CALLS = {"push": 30, "pull": 15}  # about as many as these make
