@@ -19,6 +19,7 @@ from plot_store import Closed, Invalid, Limits, NotFound, Remote, Store, StoreFu
 from plot_store.face.fetching import Fetching
 from plot_store.ground.files import folder_bytes
 from plot_store.remote.objects import open_objects
+from tests.bucket import credentials
 
 SIZES, VOCAB = (2000, 200, 50), 60  # some 300 KB
 
@@ -114,7 +115,6 @@ from remotelab import Place
 from test_store_fetching import at_once, right, through
 from plot_store import Store
 from plot_store.remote.objects import open_objects
-from tests.bucket import credentials
 
 with Store.open(sys.argv[1], create=True) as store:
     place = Place(open_objects(sys.argv[2]))
