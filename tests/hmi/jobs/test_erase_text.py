@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
+from hmi_kernels.lookup.layout import pack_keys
 
+from hmi.backup.create import create as backing_up
+from hmi.backup.target import open_target
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.plot import erase_text
 from hmi.jobs.plot.ngrams import ragged
@@ -80,18 +83,38 @@ def test_a_domain_without_a_text_equals_one_that_never_had_it(manager: Manager) 
     assert set(sample) <= set(KEPT)
 
 
-def test_nothing_of_the_text_stays_in_the_data_folder(manager: Manager) -> None:
+def contents(folder: Path) -> list[bytes]:
+    """What each file below a folder holds, uncompressed."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        found.append(zstandard.decompress(data) if data[:4] == zstandard.FRAME_HEADER else data)
+    return found
+
+
+def test_nothing_of_the_text_stays_in_the_data_folder(manager: Manager, tmp_path: Path) -> None:
+    """Nor in the next backup: not its words, nor the keys of its n-grams."""
     create(manager, NEWS, WHOLE, alpha=100, options={"sample": True})
+    tokenizer = load_root(folder(manager), with_lower=True).tokenizer
+    trigrams = {
+        tuple(e.ids[i : i + 3]) for e in tokenizer.encode(SECRET, 64) for i in range(1, len(e.ids) - 4)
+    }
+    keys = {key.astype("<u8").tobytes() for key in pack_keys(np.array(sorted(trigrams), np.uint32))}
+
+    def traces(place: Path) -> set[bytes]:
+        whole = b"\0".join(contents(place))
+        return {one for one in (b"q z v", *keys) if one in whole}
+
+    def backup(place: Path) -> Path:
+        backing_up(manager.settings.data, manager.registry, manager.plots, open_target(str(place)))
+        return place
+
+    assert traces(backup(tmp_path / "before")) == traces(manager.settings.data) == {b"q z v", *keys}
     job = manager.erase_from_domain(NEWS, text="\n".join(SECRET).encode(), phrases=["q z v"])
     assert attempt(manager, job, erase_text.run) is not None
     for record in manager.jobs():
         manager.runner.settle(record.job)  # which tidies up after it
-    for path in manager.settings.data.rglob("*"):
-        if path.is_file():
-            data = path.read_bytes()
-            if path.suffix == ".zst":
-                data = zstandard.decompress(data)
-            assert b"q z v" not in data, path
+    assert traces(manager.settings.data) == traces(backup(tmp_path / "after")) == set()
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3, 4, 6])
