@@ -57,6 +57,12 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _ahead_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine looking ahead may seem too dear, and then a guide does not look ahead again."""
+    monkeypatch.setattr("hmi.model.text.guides.DEAREST_AHEAD_S", 60.0)
+
+
 async def ask(world: World, model: str, **body: Any) -> tuple[int, Any]:
     status, answer, _ = await world.call("POST", f"/generate/{model}", {"prompt": PROMPT, **body})
     return status, answer

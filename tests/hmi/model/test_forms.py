@@ -29,6 +29,12 @@ def guides() -> Guides:
     return Guides(tokenizer())
 
 
+@pytest.fixture(autouse=True)
+def _ahead_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine looking ahead may seem too dear, and then a guide does not look ahead again."""
+    monkeypatch.setattr("hmi.model.text.guides.DEAREST_AHEAD_S", 60.0)
+
+
 def bytes_of(source: GenerativeTokenizer) -> dict[int, bytes]:
     """What each token that is not special adds to a text: byte-level BPE has a letter for each byte."""
     from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
