@@ -316,14 +316,16 @@ def _panics(guide: FormGuide) -> None:
 
     from llguidance import LLTokenizer, TokenizerWrapper
 
+    known = guide._tokenizer
+
     class Words:
         bos_token_id, eos_token_id, special_token_ids = None, 0, (0,)
-        tokens = (b" 0", *(bytes([i]) for i in range(256)))
+        tokens = (b" 0", *(known.decode_bytes([id]) for id in range(1, known.vocab_size)))
 
         def __call__(self, text: str) -> list[int]:
             return [*map(len, [None])]  # type: ignore[list-item, arg-type]
 
-    guide._tokenizer = LLTokenizer(TokenizerWrapper(Words()), n_vocab=257, eos_token=0)
+    guide._tokenizer = LLTokenizer(TokenizerWrapper(Words()), n_vocab=known.vocab_size, eos_token=0)
 
 
 def _has_no_state(guide: FormGuide) -> None:
