@@ -134,6 +134,23 @@ def test_a_store_that_still_has_it_brings_nothing_back(store: Store, other: Stor
     assert traces_at(open_objects(url), wanted) == traces(other.path, wanted) == 0
 
 
+def test_an_erasure_comes_to_each_ref_with_its_own_pull(store: Store, other: Store, url: str) -> None:
+    """Nothing is left of a segment of each. Neither pull waits for the other."""
+    gone = {3: BASE[3][0][:5]}
+    for ref, seed in (("r", 5), ("s", 6)):
+        lab.put(store, ref, without(lab.content(seed), gone))
+        store.append(ref, {3: (gone[3], BASE[3][1][:5] * seed)})
+        store.push(ref, url)
+        other.pull(ref, url)
+    store.erase(["r", "s"], gone)
+    for ref in ("r", "s"):
+        store.push(ref, url)
+    for ref in ("r", "s"):
+        assert other.pull(ref, url).version == store.version(ref)
+        lab.check(other)
+    assert traces(other.path, keys_of(gone)) == 0
+
+
 def test_two_stores_that_erase_apart_do_not_mix(store: Store, other: Store, url: str) -> None:
     filled(store)
     store.push("r/a", url)
