@@ -243,6 +243,8 @@ class DomainOperations:
         name = self.current(DomainId.parse(domain)).ref
         if text is None and not phrases:
             raise InvalidInput("there is nothing to erase: give a text, or phrases", field="text")
+        if not all(phrase.split() for phrase in phrases):
+            raise InvalidInput("a phrase is blank: give words, or leave it out", field="phrases")
         if text is None and keep is not None:
             raise InvalidInput("keep is of no use without a text: leave it out, or give a text", field="keep")
         inputs = {part: given for part, given in ((TEXT, text), (KEEP, keep)) if given is not None}
@@ -254,9 +256,15 @@ class DomainOperations:
         return self._parts.runner.submit("erase", spec.stored(), inputs=inputs)
 
     def erased(self, job: JobRecord) -> None:
-        """Let the engine read again what an ended job has erased from."""
-        if job.kind == "erase" and job.result is not None:
-            self._parts.tell_deleted(DeletedParts(plots=frozenset(job.result["versions"])))
+        """Let the engine read again what an ended job has erased from.
+
+        A job that failed or was cancelled may have done so, too, and does not say which versions it changed.
+        """
+        if job.kind == "erase":
+            with plot_errors():
+                every = [meta.id for meta in self._parts.plots.metas()]
+            changed = every if job.result is None else job.result["versions"]
+            self._parts.tell_deleted(DeletedParts(plots=frozenset(changed)))
             self._parts.misses.refresh()
 
     def set(self, domain: str, record_misses: bool | None) -> DomainInfo:

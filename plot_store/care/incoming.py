@@ -54,8 +54,9 @@ def bring_in(
 ) -> VersionInfo:
     """Bring a chain of versions into the store and publish them. Returns the first.
 
-    versions: nearest first, with the segments that the source has. If the store has all of them intact,
-    nothing changes, and the source is not read. Damaged or missing segments are restored. Where n-grams were
+    versions: nearest first, with the segments that the source has. If the store has all of them intact, and
+    the source tells of no erasure that is new here, nothing changes, and the source is not read. Damaged or
+    missing segments are restored. Where n-grams were
     erased from a segment, here or at the source, only what stands for it is brought in. present: returns
     whether the first version's ref has it already; raises Conflict if the ref must not get it. trusted:
     versions of this store; their files are not read again. stands: what stands for segments at the source;
@@ -64,11 +65,15 @@ def bring_in(
     """
     theirs = erased_in(versions) if stands is None else stands
     known = {info.name: info for version in trusted for info in version.segments}
-    wanted, _ = environment.catalogue.read(lambda txn: _settled(txn, versions, theirs))
+    wanted, news = environment.catalogue.read(lambda txn: _settled(txn, versions, theirs))
     listed = segments_of(wanted)
-    if environment.catalogue.read(
-        lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
-    ) and all(_is_sound(environment, info) for info, _ in listed if info.name not in known):
+    if (
+        not news
+        and environment.catalogue.read(
+            lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
+        )
+        and all(_is_sound(environment, info) for info, _ in listed if info.name not in known)
+    ):
         return wanted[0]
     _check_room(environment, wanted)
     count = ProgressBytes(versions, progress)
@@ -110,7 +115,10 @@ def _settled(
 
     Raises Conflict if the source erased n-grams from a segment that other versions of this store have.
     """
-    fresh = {name: now for name, now in theirs.items() if not erased.is_erased(txn, name)}
+    concerned = _named(txn, versions) if theirs else set()
+    fresh = {
+        name: now for name, now in theirs.items() if name in concerned and not erased.is_erased(txn, name)
+    }
     others = version_tree.named_segments(txn, {version.id for version in versions}) if fresh else set()
     if both := sorted(fresh.keys() & others):
         raise Conflict(
@@ -129,6 +137,19 @@ def _settled(
         return now
 
     return [version.standing(stands_for) for version in versions], fresh
+
+
+def _named(txn: CatalogueTxn, versions: Sequence[VersionInfo]) -> set[str]:
+    """Return the names of the segments of these versions, and of all that this store has of their refs.
+
+    A remote may tell of segments of other refs, too. These come with a pull of their own ref.
+    """
+    refs = {version.ref for version in versions}
+    found = {info.name for version in versions for info in version.published}
+    for version_id in txn.keys(version_tree.VERSION):
+        if version_tree.get_node(txn, version_id).ref in refs:
+            found |= version_tree.segment_names(txn, version_id)
+    return found
 
 
 def _own(

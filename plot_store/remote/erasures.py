@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from plot_store.care.archive_format import Stands
 from plot_store.catalogue import erased
@@ -19,6 +18,7 @@ from plot_store.ground import names
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import VersionInfo
 from plot_store.remote import format as fmt
+from plot_store.remote import refs
 from plot_store.remote.objects import Objects
 
 
@@ -40,10 +40,17 @@ def applied(objects: Objects, ids: frozenset[str], version: VersionInfo) -> tupl
 class Erasing:
     """What a push is to say of the erasures in a store's versions."""
 
-    def __init__(self, objects: Objects, versions: Iterable[VersionInfo]) -> None:
-        """Raises Damaged, FormatTooNew, StoreIO."""
+    def __init__(self, objects: Objects, versions: Iterable[VersionInfo], replaced: str | None) -> None:
+        """replaced: the id of a version at the remote that the push builds on, although this store may have
+        it no more. Raises Damaged, FormatTooNew, StoreIO.
+        """
         self._objects = objects
         ids, every = listed(objects), {version.id: version for version in versions}
+        self._lost: list[VersionInfo] = []  # it and its ancestors, as far as this store lacks them
+        while ids and replaced is not None and replaced not in every:
+            version = applied(objects, ids, refs.read_version(objects, replaced))[0]
+            self._lost.append(version)
+            replaced = version.parent
         found = {version.id: _read(objects, ids, version) for version in every.values()}
         self._tags = {version_id: tag for version_id, (_, _, tag) in found.items()}
         self.there = {version_id: version for version_id, (version, _, _) in found.items()}
@@ -53,20 +60,26 @@ class Erasing:
 
     def check(self, txn: CatalogueTxn) -> None:
         """Raises Conflict unless all that was erased at the remote was erased in the store, too."""
-        for version in self.news:
-            for segment, theirs in self.there[version.id].erased:
-                mine = dict(version.erased).get(segment, segment)
+        for version in (*(self.there[version.id] for version in self.news), *self._lost):
+            for segment, theirs in version.erased:
+                mine = erased.stands_for(txn, segment)
                 if mine != (None if theirs is None else erased.stands_for(txn, theirs)):
                     raise Conflict(
                         f"n-grams were erased from version {version.id} at {self._objects.place}, and this "
-                        f"store has them: delete {version.ref} here, collect, pull it, and change it "
-                        "again"
+                        f"store has them, or had them: delete {version.ref} here, collect, pull it, and "
+                        "change it again"
                     )
 
     def put(self, environment: Environment) -> None:
-        """Say what stands for the segments now. Raises Conflict if another store does so meanwhile."""
+        """Say what stands for the segments. Raises Conflict if more is erased meanwhile, here or there."""
+
+        def behind(txn: CatalogueTxn) -> Stands:
+            if erased.applied(txn, version) != version:
+                raise changed(version)
+            return erased.behind(txn, version)
+
         for version in self.news:
-            stands = environment.catalogue.read(partial(erased.behind, version=version))
+            stands = environment.catalogue.read(behind)
             name, data = fmt.erased_name(version.id), fmt.dump_erased(stands)
             if self._objects.swap(name, data, self._tags[version.id]):
                 continue
@@ -75,6 +88,11 @@ class Erasing:
                 raise Conflict(
                     f"another store erases from version {version.id} at {self._objects.place}: push again"
                 )
+
+
+def changed(version: VersionInfo) -> Conflict:
+    """What a push raises if n-grams were erased from what it pushes since it began."""
+    return Conflict(f"n-grams were erased from {version.ref} while it was pushed: push it again")
 
 
 def _read(

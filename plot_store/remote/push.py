@@ -20,7 +20,7 @@ from typing import Final
 
 from plot_store.care import attachments
 from plot_store.care.attachments import Attachment
-from plot_store.catalogue import agreed, version_tree
+from plot_store.catalogue import agreed, erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
@@ -29,7 +29,7 @@ from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Progress, SegmentInfo, Transfer, VersionInfo
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
-from plot_store.remote.erasures import Erasing
+from plot_store.remote.erasures import Erasing, changed
 from plot_store.remote.format import Push, RemoteRef
 from plot_store.remote.objects import Objects, threaded
 
@@ -122,7 +122,9 @@ class _Work:
         def look(txn: CatalogueTxn) -> list[VersionInfo]:
             return [version for version_id in ids for version in _known(txn, version_id)]
 
-        found = Erasing(self.objects, [*self.chain, *self.environment.catalogue.read(look)])
+        known = self.environment.catalogue.read(look)
+        replaced = None if state is None or self.expect is not None else state.current
+        found = Erasing(self.objects, [*self.chain, *known], replaced)
         self.environment.catalogue.read(found.check)
         return found
 
@@ -208,7 +210,12 @@ class _Work:
         return self.objects.size(fmt.segment_name(info)) == info.bytes
 
     def _put(self, version: VersionInfo, info: SegmentInfo) -> int:
-        segment = self.environment.segment(info, version.schema)
+        try:
+            segment = self.environment.segment(info, version.schema)
+        except Damaged as error:
+            if self.environment.catalogue.read(lambda txn: erased.is_erased(txn, info.name)):
+                raise changed(version) from error
+            raise
         segment.check_whole()
         self.objects.put(fmt.segment_name(info), segment.raw.data)
         return info.bytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import plotlab as lab
 import pytest
@@ -132,6 +134,74 @@ def test_a_store_that_still_has_it_brings_nothing_back(store: Store, other: Stor
     other.append("r/a", {3: OTHERS[3]})
     other.push("r/a", url)
     assert traces_at(open_objects(url), wanted) == traces(other.path, wanted) == 0
+
+
+def test_a_store_that_collected_what_it_had_brings_nothing_back(store: Store, other: Store, url: str) -> None:
+    """Its compaction has other segments, and it lacks the version that the remote erased from."""
+    wanted = filled(store)
+    store.push("r", url)
+    other.pull("r", url)
+    other.append("r", MORE)
+    other.compact("r", max_segments=1)
+    other.gc(keep_versions=1, orphan_age_s=-60)
+    erased(store)
+    store.push("r", url)
+    with pytest.raises(Conflict, match="this store has them, or had them: delete r"):
+        other.push("r", url)
+    collected(url)
+    assert traces_at(open_objects(url), wanted) == 0
+    store.append("r", {2: OTHERS[2]})
+    store.compact("r", max_segments=1)
+    store.delete("r/a")
+    store.gc(keep_versions=1, orphan_age_s=-60)  # the store that erased lacks that version, too
+    assert store.push("r", url).version == store.version("r")
+
+
+def test_an_erasure_comes_to_each_ref_with_its_own_pull(store: Store, other: Store, url: str) -> None:
+    """Nothing is left of a segment of each. Neither pull waits for the other."""
+    gone = {3: BASE[3][0][:5]}
+    for ref, seed in (("r", 5), ("s", 6)):
+        lab.put(store, ref, without(lab.content(seed), gone))
+        store.append(ref, {3: (gone[3], BASE[3][1][:5] * seed)})
+        store.push(ref, url)
+        other.pull(ref, url)
+    store.erase(["r", "s"], gone)
+    for ref in ("r", "s"):
+        store.push(ref, url)
+    for ref in ("r", "s"):
+        assert other.pull(ref, url).version == store.version(ref)
+        lab.check(other)
+    assert traces(other.path, keys_of(gone)) == 0
+
+
+def test_an_erasure_beside_a_push_leaves_the_remote_whole(store: Store, url: str) -> None:
+    """The store erases at a call of the push, which tells of an earlier erasure."""
+    more, wanted = {3: BASE[3][0][30:40]}, dict[str, str]()
+    for at in range(200):
+        ref = f"r{at}"
+        lab.put(store, ref, BASE)
+        store.push(ref, url)
+        store.erase([ref], GONE)
+        place = Place(open_objects(url))
+        call = place._call
+
+        def calling(kind: str, *given: Any, place=place, call=call, ref=ref, at=at) -> Any:  # type: ignore[no-untyped-def]
+            if len(place.calls) == at:
+                store.erase([ref], more)
+            return call(kind, *given)
+
+        place._call = calling  # type: ignore[method-assign]
+        with contextlib.suppress(Conflict):
+            push(store, place, ref)
+        wanted[ref] = store.version(ref).id
+        assert whole(place.inner) == wanted
+        store.erase([ref], more)
+        store.push(ref, url)
+        if len(place.calls) <= at:
+            break
+    assert at > 10
+    collected(url)
+    assert traces_at(open_objects(url), keys_of({3: GONE[3]}) | keys_of(more)) == 0
 
 
 def test_two_stores_that_erase_apart_do_not_mix(store: Store, other: Store, url: str) -> None:

@@ -54,14 +54,13 @@ def run(ctx: JobContext) -> dict[str, Any]:
     rows = _erase_rows(ctx, spec, unwanted)
     passages = _erase_passages(ctx, spec, unwanted)
     misses = _forget_misses(ctx, spec)
-    history = ctx.plots.history(spec.domain)
     return {
         "domain": spec.domain,
         "dry_run": spec.dry_run,
         **rows,
         **passages,
         "misses": misses,
-        "pretrained": any(PlotMeta.of(version).lower for version in history),
+        "pretrained": any(PlotMeta.of(meta).lower for meta in ctx.plots.metas() if meta.ref == spec.domain),
     }
 
 
@@ -165,7 +164,9 @@ def _of_phrases(ctx: JobContext, domain: str, phrases: Sequence[Ids]) -> dict[in
     """
     found: dict[int, list[Ngrams]] = {}
     seen: set[str] = set()
-    for version in ctx.plots.history(domain) if phrases else ():
+    # A version that only a child still builds on is not in the domain's history.
+    ids = [meta.id for meta in ctx.plots.metas() if meta.ref == domain] if phrases else []
+    for version in map(ctx.plots.version, ids):
         own = {segment.name for segment in version.segments}
         if own <= seen:
             continue
@@ -218,11 +219,14 @@ def _read(ctx: JobContext, name: str) -> list[str]:
 def _lost(unwanted: _Unwanted, passages: Sequence[str], documents: Sequence[Ids]) -> NDArray[np.bool_]:
     """Which passages hold a phrase, or share RUN tokens in a row with a document; bool [passages].
 
-    A passage of fewer tokens than RUN is lost if a document has all of it.
+    A passage of fewer tokens than RUN is lost if a document has all of it. It holds a phrase if it has its
+    characters or its tokens, which other forms of the same characters have, too.
     """
     phrases = [" ".join(phrase.split()).casefold() for phrase in unwanted.phrases]
     lost = np.array([any(phrase in passage.casefold() for phrase in phrases) for passage in passages], bool)
     encoded = list(unwanted.encoded(passages))
+    for phrase in unwanted.phrase_ids():
+        lost |= [ids.size >= phrase.size and bool(_contains(ids[None], phrase)[0]) for ids in encoded]
     for length in range(1, RUN + 1):
         mine = [i for i, ids in enumerate(encoded) if ids.size == length or ids.size > length == RUN]
         theirs = [_runs(ids, length) for ids in documents if ids.size >= length]

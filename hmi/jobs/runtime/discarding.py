@@ -18,7 +18,10 @@ def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
 
     The caller holds the job's lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
-    if record.kind not in ("build_plot", "import_root") or record.state not in ("failed", "cancelled"):
+    if record.kind not in ("build_plot", "erase", "import_root") or record.state not in (
+        "failed",
+        "cancelled",
+    ):
         return
     if layout.plots.exists():
         store = open_plots(layout.plots)

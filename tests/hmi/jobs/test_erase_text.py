@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hmi_kernels.lookup.layout import pack_keys
 
 from hmi.backup.create import create as backing_up
 from hmi.backup.target import open_target
+from hmi.core import DeletedParts
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.plot import erase_text
 from hmi.jobs.plot.ngrams import ragged
@@ -155,6 +157,46 @@ def test_a_phrase_takes_all_ngrams_that_contain_it(manager: Manager) -> None:
     assert not in_samples(manager, "x j")
 
 
+def test_a_phrase_leaves_versions_that_only_a_child_builds_on(manager: Manager) -> None:
+    create(manager, NEWS, WHOLE, alpha=100)
+    first = manager.plots.version(NEWS)
+    create(manager, f"{NEWS}/uk", text(4, 20), alpha=50)
+    with manager.plots.writer(NEWS, schema=first.schema, build="b") as writer:
+        writer.add(2, np.array([[7, 9]], np.uint32), np.ones((1, 4, 32), np.float32))
+        writer.publish(meta=first.meta)
+    manager.plots.gc(keep_versions=1)
+    assert first.id not in {version.id for version in manager.plots.history(NEWS)}
+    assert (looked_up(manager, SECRET, f"{NEWS}/uk")[1] == 3).all()
+    assert erase(manager, phrases=["q z v"])["versions"] == [first.id]
+    assert (looked_up(manager, SECRET, f"{NEWS}/uk")[1] < 3).any()
+
+
+def test_a_phrase_in_another_form_takes_its_passages(manager: Manager) -> None:
+    composed, apart = "q z\u00eb v x j k w", "q z\u0065\u0308 v x j k w"
+    assert unicodedata.normalize("NFC", apart) == composed
+    create(manager, NEWS, "\n".join([*KEPT, composed]).encode(), alpha=100, options={"sample": True})
+    assert in_samples(manager, composed)
+    found = erase(manager, phrases=[apart])
+    assert found["rows"] > 0
+    assert found["passages"] == 1
+    assert not in_samples(manager, composed)
+
+
+def test_an_erasure_that_failed_leaves_nothing_in_use(manager: Manager) -> None:
+    """The engine reads again what it may have changed, and its build keeps no other erasure away."""
+    create(manager, NEWS, WHOLE, alpha=100, options={"sample": True})
+    version, told = manager.plots.version(NEWS), list[DeletedParts]()
+    manager.on_deleted = told.append
+    job = manager.erase_from_domain(NEWS, phrases=["q z v"])
+    with manager.plots.writer(NEWS, schema=version.schema, build=job.job, extend=True):
+        pass
+    manager.registry.update_job(job.job, lambda record: record.model_copy(update={"state": "failed"}))
+    manager.runner.settle(job.job)
+    manager.runner._tell_ended(job.job)
+    assert [version.id in parts.plots for parts in told] == [True]
+    assert erase(manager, phrases=["q z v"])["rows"] > 0
+
+
 def test_a_phrase_longer_than_an_ngram_takes_its_own_trigrams(manager: Manager) -> None:
     create(manager, NEWS, WHOLE, alpha=100)
     found = erase(manager, phrases=["q z v b k"])
@@ -182,6 +224,8 @@ def test_what_cannot_be_erased_is_refused(manager: Manager) -> None:
     create(manager, NEWS, WHOLE, alpha=50)
     with pytest.raises(InvalidInput, match="nothing to erase: give a text, or phrases"):
         manager.erase_from_domain(NEWS)
+    with pytest.raises(InvalidInput, match="a phrase is blank"):
+        manager.erase_from_domain(NEWS, phrases=["good", "\x1c"])
     with pytest.raises(InvalidInput, match="keep is of no use without a text"):
         manager.erase_from_domain(NEWS, keep=b"a text\n", phrases=["good"])
     with pytest.raises(InvalidInput, match="the text is empty"):
