@@ -177,9 +177,10 @@ def dump_stands(stands: Stands) -> dict[str, Any]:
 def with_stands(
     versions: list[VersionInfo], raw: Any, *, more: bool = False
 ) -> tuple[list[VersionInfo], Stands]:
-    """Return versions with what stands for their segments, as `dump_stands` wrote it, and all that it names.
+    """Return versions with what stands for their segments, and the whole list of what stands for which.
 
-    more: it may name segments that these versions do not have. Raises Damaged for an impossible list.
+    raw: the list, as `dump_stands` returned it. more: it may name segments that these versions do not have.
+    Raises Damaged for an impossible list.
     """
     published = {segment.name: segment for version in versions for segment in version.published}
     try:

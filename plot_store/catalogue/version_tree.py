@@ -131,15 +131,6 @@ def segment_names(txn: CatalogueTxn, version_id: str) -> set[str]:
     return {segment.name for segment in get_version(txn, version_id).segments}
 
 
-def has_erased(txn: CatalogueTxn) -> bool:
-    """Return whether n-grams were erased from a segment of any version. Raises Damaged."""
-    return txn.has_any(erased.ERASED) and any(
-        erased.is_erased(txn, str(name))
-        for version_id in txn.keys(VERSION)
-        for name in txn.get(NAMES + version_id) or [s.name for s in get_version(txn, version_id).published]
-    )
-
-
 def get_build(txn: CatalogueTxn, build: str) -> BuildRecord | None:
     """Return a build's record, or None if there is no such build. Raises Damaged, naming the build."""
     try:

@@ -403,7 +403,8 @@ class Store(_Branches):
         keep what they have mapped until they close. progress(bytes searched, bytes in total).
 
         A call that was killed has erased all of them from the versions, or none; repeat it, so that the bytes
-        leave the files. Archives, snapshots, remotes and other stores keep what they have.
+        leave the files. Archives and snapshots keep what they have. So do remotes until the next push of each
+        ref and a collection there, and other stores until they pull.
 
         Raises Invalid, NotFound (no version of a ref), InUse (a build that can be resumed is in progress on
         one of the refs, or on a shared segment), Conflict (others publish all the time), Damaged, StoreFull,
@@ -483,8 +484,8 @@ class Store(_Branches):
         progress(bytes done, bytes in total).
 
         Raises NotFound, Invalid, Damaged, FormatTooNew, StoreIO. Raises Conflict if the remote has a version
-        that this store has not seen, or if a collection runs there. The remote's ref is unchanged then; only
-        after a StoreIO it may have moved: push again.
+        that this store has not seen, if n-grams were erased there that this store has, or if a collection
+        runs there. The remote's ref is unchanged then; only after a StoreIO it may have moved: push again.
         """
         return push(self._env(), open_objects(url), ref, expect, again, attached or {}, progress)
 
@@ -509,7 +510,8 @@ class Store(_Branches):
         Without accept, attached files stay there.
 
         Raises NotFound, Invalid, Damaged, FormatTooNew, StoreFull, StoreIO; and Conflict if both refs have
-        moved since they last agreed. Nothing changes then.
+        moved since they last agreed, or if n-grams were erased there that other versions here have. Nothing
+        changes then.
         """
         return pull(self._env(), open_objects(url), ref, again, accept, progress)
 

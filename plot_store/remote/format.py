@@ -80,7 +80,7 @@ class RemoteRef:
         return replace(self, current=version, versions=versions, by=by, attached=kept)
 
     def only(self, versions: Collection[str]) -> RemoteRef:
-        """Return the ref without all but these older versions."""
+        """Return the ref without the versions of its list that are neither current nor among these."""
         kept = tuple(v for v in self.versions if v == self.current or v in versions)
         return replace(self, versions=kept, attached={v: a for v, a in self.attached.items() if v in kept})
 
@@ -187,8 +187,7 @@ def parse_erased(data: bytes, version: VersionInfo) -> tuple[VersionInfo, Stands
     """
 
     def parse(raw: dict[str, Any]) -> tuple[VersionInfo, Stands]:
-        published = replace(version, segments=version.published, erased=())
-        (found,), stands = with_stands([published], raw["erased"], more=True)
+        (found,), stands = with_stands([version], raw["erased"], more=True)
         return found, stands
 
     return _parsed(data, erased_name(version.id), parse)

@@ -163,30 +163,29 @@ def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
 def _chain(
     environment: Environment, objects: Objects, version_id: str
 ) -> tuple[list[VersionInfo], list[VersionInfo], Stands]:
-    """Return a version with its ancestors, nearest first, those of them that this store has, and what stands
-    for segments at the remote."""
-
-    def own(txn: CatalogueTxn) -> VersionInfo | None:
-        try:
-            return version_tree.get_version(txn, at)
-        except NotFound:
-            return None
-
+    """Return a version with its ancestors, nearest first; those of them that this store has, as it has them;
+    and what stands for segments at the remote."""
     found: list[VersionInfo] = []
     had: list[VersionInfo] = []
     changed, stands = erasures.listed(objects), dict[str, SegmentInfo | None]()
     wanted: str | None = version_id
     while wanted is not None and len(found) < MAX_DEPTH:
-        at = wanted
-        mine = environment.catalogue.read(own)
+        mine = environment.catalogue.read(partial(_own, wanted))
         if mine is not None:
             had.append(mine)
-        version, more = erasures.applied(objects, changed, mine or refs.read_version(objects, at))
+        version, more = erasures.applied(objects, changed, mine or refs.read_version(objects, wanted))
         found.append(version)
         stands |= more
-        wanted = found[-1].parent
+        wanted = version.parent
     check_chain(found, fmt.CURE)
     return found, had, stands
+
+
+def _own(version_id: str, txn: CatalogueTxn) -> VersionInfo | None:
+    try:
+        return version_tree.get_version(txn, version_id)
+    except NotFound:
+        return None
 
 
 class _Piece(NamedTuple):

@@ -1,9 +1,9 @@
 """Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
 
 A push puts attachments, then each version's segments, then its manifest. So a manifest that is there has its
-segments there. The ref moves last, in one conditional put, which also says which attachments the version
-needs. Wherever a push ends, the ref names the old version or the new one, and all that this version needs is
-there.
+segments there. Then it says what was erased from the versions, if anything was. The ref moves last, in one
+conditional put, which also says which attachments the version needs. Wherever a push ends, the ref names the
+old version or the new one, and all that this version needs is there.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class _Work:
                 return None
             goes = self._goes(found, erasing)
             ended = found.moved(self.chain[0].id, mark.push, self.attached) if goes else found
+            # A version that this store lacks may have what was erased. It leaves the list, to be collected.
             return ended.without({mark.push}).only(erasing.there if erasing.news else ended.versions)
 
         try:

@@ -48,7 +48,7 @@ class Remote:
     def collect(
         self, *, age_s: float = DAY_S, dry_run: bool = False, take_over: bool = False
     ) -> RemoteGcReport:
-        """Remove manifests, segments and attachments that no ref needs and that are older than age_s seconds.
+        """Remove all objects that no ref needs and that are older than age_s seconds.
 
         Each ref needs its current version, the seven pushed before it, and all their ancestors. Pushes are
         refused meanwhile. A push that began longer ago than age_s counts as dead; if it lives, it begins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -272,24 +272,21 @@ def test_each_call_of_a_pull_that_erases_may_fail(store: Store, url: str, how: s
     wanted = filled(store)
     store.push("r/a", url)
     erased(store)
-    rounds = iter(range(200))
-    stale = [Store.open(tmp_path / "stale", create=True)]
-    stale[0].pull("r/a", url)
-    stale[0].close()
+    with Store.open(tmp_path / "stale", create=True) as stale:
+        stale.pull("r/a", url)
     store.push("r/a", url)
+    copies: list[Store] = []
 
     def run(place: Place) -> None:
-        copy = tmp_path / f"copy{next(rounds)}"
-        os.system(f"cp -r {tmp_path / 'stale'} {copy}")
-        stale[0] = Store.open(copy)
-        pull(stale[0], place, "r/a")
+        copy = shutil.copytree(tmp_path / "stale", tmp_path / f"copy{len(copies)}")
+        copies.append(Store.open(copy))
+        pull(copies[-1], place, "r/a")
 
     for _ in faults(url, run, how):
-        one = stale[0]
-        lab.check(one)
-        assert one.pull("r/a", url).version == store.version("r/a")
-        assert traces(one.path, wanted) == 0
-        one.close()
+        with copies[-1] as copy:
+            lab.check(copy)
+            assert copy.pull("r/a", url).version == store.version("r/a")
+            assert traces(copy.path, wanted) == 0
 
 
 def test_a_damaged_list_of_erased_segments_is_named(store: Store, other: Store, url: str) -> None:

@@ -79,14 +79,14 @@ class _Unwanted:
     def read(
         cls, ctx: JobContext, spec: EraseSpec, tokenizer: Tokenizer | GenerativeTokenizer, n: int
     ) -> _Unwanted:
-        found = {}
-        for name in (TEXT, KEEP):
-            given = [ctx.input / name] if (ctx.input / name).exists() else []
-            found[name] = tuple(
-                corpus_as_utf8(one, spec.encoding, ctx.folder / f"{name}.utf-8") for one in given
-            )
-        phrases = json.loads((ctx.input / PHRASES).read_bytes()) if (ctx.input / PHRASES).exists() else []
-        return cls(tokenizer, n, found[TEXT], found[KEEP], tuple(phrases))
+        def corpora(name: str) -> tuple[Path, ...]:
+            given = ctx.input / name
+            if not given.exists():
+                return ()
+            return (corpus_as_utf8(given, spec.encoding, ctx.folder / f"{name}.utf-8"),)
+
+        phrases = json.loads((ctx.input / PHRASES).read_bytes())
+        return cls(tokenizer, n, corpora(TEXT), corpora(KEEP), tuple(phrases))
 
     def encoded(self, texts: Iterable[str]) -> Iterator[Ids]:
         """Yield the tokens of each text, without special tokens."""

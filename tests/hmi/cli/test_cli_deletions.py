@@ -40,6 +40,7 @@ def test_a_deletion_asks_or_says_how_not_to(
         ("model delete", "acme.none"),
         ("model cascade delete", "acme.none"),
         ("domain delete", "tiny/none"),
+        ("domain erase --phrase word", "tiny/none"),
         ("root delete", "none"),
         ("tenant delete", "none"),
         ("file delete", "file-0"),
@@ -63,4 +64,4 @@ def test_what_is_not_there_is_not_asked_about(
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
     deleted = {"domain", "file", "model", "model cascade", "root", "tenant"}
-    assert asking == {f"{what} delete" for what in deleted}
+    assert asking == {*(f"{what} delete" for what in deleted), "domain erase"}

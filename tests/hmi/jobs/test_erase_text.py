@@ -73,9 +73,9 @@ def test_a_domain_without_a_text_equals_one_that_never_had_it(manager: Manager) 
     assert found["version"] == current.id
     assert found["passages"] == len(SECRET)
     assert PlotMeta.of(current).report["erased_passages"] == len(SECRET)
+    assert looked_up(manager, KEPT, without.id)[1].max() == 3
     for texts in (SECRET, KEPT):
         expected = looked_up(manager, texts, without.id)
-        assert expected[1].max() == (3 if texts is KEPT else expected[1].max())
         got = looked_up(manager, texts, first.id)
         np.testing.assert_array_equal(got[0], expected[0])
         np.testing.assert_array_equal(got[1], expected[1])
@@ -200,7 +200,7 @@ def test_an_erasure_that_failed_leaves_nothing_in_use(manager: Manager) -> None:
 def test_a_phrase_longer_than_an_ngram_takes_its_own_trigrams(manager: Manager) -> None:
     create(manager, NEWS, WHOLE, alpha=100)
     found = erase(manager, phrases=["q z v b k"])
-    assert found["ngrams"] == {"3": 3, "2": 0} or found["ngrams"] == {"3": 3}
+    assert found["ngrams"] == {"3": 3}
     assert (looked_up(manager, ["q z v b k"], NEWS)[1] < 3).sum() >= 3
 
 
