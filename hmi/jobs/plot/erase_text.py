@@ -226,7 +226,8 @@ def _lost(unwanted: _Unwanted, passages: Sequence[str], documents: Sequence[Ids]
     lost = np.array([any(phrase in passage.casefold() for phrase in phrases) for passage in passages], bool)
     encoded = list(unwanted.encoded(passages))
     for phrase in unwanted.phrase_ids():
-        lost |= [ids.size >= phrase.size and bool(_contains(ids[None], phrase)[0]) for ids in encoded]
+        has = [ids.size >= phrase.size and bool(_contains(ids[None], phrase)[0]) for ids in encoded]
+        lost |= np.array(has, bool)
     for length in range(1, RUN + 1):
         mine = [i for i, ids in enumerate(encoded) if ids.size == length or ids.size > length == RUN]
         theirs = [_runs(ids, length) for ids in documents if ids.size >= length]

@@ -18,10 +18,8 @@ def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
 
     The caller holds the job's lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
-    if record.kind not in ("build_plot", "erase", "import_root") or record.state not in (
-        "failed",
-        "cancelled",
-    ):
+    builds = record.kind in ("build_plot", "erase", "import_root")
+    if not builds or record.state not in ("failed", "cancelled"):
         return
     if layout.plots.exists():
         store = open_plots(layout.plots)
