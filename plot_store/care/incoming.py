@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final, Protocol
@@ -56,24 +56,17 @@ def bring_in(
 
     versions: nearest first, with the segments that the source has. If the store has all of them intact, and
     the source tells of no erasure that is new here, nothing changes, and the source is not read. Damaged or
-    missing segments are restored. Where n-grams were
-    erased from a segment, here or at the source, only what stands for it is brought in. present: returns
-    whether the first version's ref has it already; raises Conflict if the ref must not get it. trusted:
-    versions of this store; their files are not read again. stands: what stands for segments at the source;
-    None: what the versions tell of it. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source
-    raises; nothing is left then.
+    missing segments are restored. Where n-grams were erased from a segment, here or at the source, only what
+    stands for it is brought in. present: returns whether the first version's ref has it already; raises
+    Conflict if the ref must not get it. trusted: versions of this store; their files are not read again.
+    stands: what stands for segments at the source; None: what the versions tell of it. Raises Damaged,
+    Conflict, StoreFull, StoreIO, and what the source raises; nothing is left then.
     """
     theirs = erased_in(versions) if stands is None else stands
     known = {info.name: info for version in trusted for info in version.segments}
     wanted, news = environment.catalogue.read(lambda txn: _settled(txn, versions, theirs))
     listed = segments_of(wanted)
-    if (
-        not news
-        and environment.catalogue.read(
-            lambda txn: present(txn) and all(environment.holds(txn, s) for s, _ in listed if s.name in known)
-        )
-        and all(_is_sound(environment, info) for info, _ in listed if info.name not in known)
-    ):
+    if not news and _has_all(environment, listed, known, present):
         return wanted[0]
     _check_room(environment, wanted)
     count = ProgressBytes(versions, progress)
@@ -105,6 +98,22 @@ def bring_in(
     if theirs:
         rewrite.remove_dead(environment, {})
     return wanted[0]
+
+
+def _has_all(
+    environment: Environment,
+    listed: list[tuple[SegmentInfo, VersionInfo]],
+    known: Container[str],
+    present: Callable[[CatalogueTxn], bool],
+) -> bool:
+    """Return whether the store has these segments intact, and the ref. Those in `known` are not read."""
+
+    def recorded(txn: CatalogueTxn) -> bool:
+        return present(txn) and all(environment.holds(txn, info) for info, _ in listed if info.name in known)
+
+    return environment.catalogue.read(recorded) and all(
+        _is_sound(environment, info) for info, _ in listed if info.name not in known
+    )
 
 
 def _settled(
