@@ -67,7 +67,7 @@ def learn(chosen):
 
 @cache
 def probabilities(ngram):
-    """Of the n-gram's last word after the others, in each module: float64 [modules]."""
+    """Return the probability of an n-gram's last word after its others, in each module: float64 [modules]."""
     if not ngram:
         return np.full(len(MODULES), 1 / len(ids))
     shorter = probabilities(ngram[1:])
@@ -75,7 +75,7 @@ def probabilities(ngram):
 
 
 def rows(ngrams):
-    """What the store keeps: float32 [n-grams, 1, modules]."""
+    """Return the rows to store: float32 [n-grams, 1, modules]."""
     return np.log([[probabilities(tuple(ngram))] for ngram in ngrams.tolist()]).astype(np.float32)
 
 

@@ -44,7 +44,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class _Look:
-    """What a snapshot showed."""
+    """The versions and builds that a snapshot of the catalogue had."""
 
     versions: tuple[VersionInfo, ...]  # of the refs
     builds: dict[str, BuildRecord]  # all builds in progress
@@ -59,20 +59,20 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Scanned:
-    """What a rows segment holds of the n-grams."""
+    """The result of searching a rows segment for the n-grams."""
 
     kept: Bools  # [rows]: which rows stay
     found: Bools  # [n-grams of the order]: which n-grams it has
 
     @property
     def hit(self) -> bool:
-        """Whether it has any."""
+        """Return whether the segment has any of them."""
         return bool(self.found.any())
 
 
 @dataclass(frozen=True)
 class _Affected:
-    """What changes with the rows segments that are hit."""
+    """The segments, versions and builds that an erasure changes."""
 
     rows: dict[str, tuple[SegmentInfo, Schema]]  # those that a version has, by name
     indexes: dict[str, tuple[SegmentInfo, VersionInfo]]  # those that cover one of these, with a version

@@ -81,7 +81,7 @@ def standing(txn: CatalogueTxn, segments: Iterable[SegmentInfo]) -> list[Segment
 
 
 def standing_names(txn: CatalogueTxn, segments: Iterable[str]) -> set[str]:
-    """As `standing`, with names."""
+    """Return the names of the segments that stand for those of these names, as `standing` does."""
     found = set(segments)
     for name in [name for name in found if is_erased(txn, name)] if txn.has_any(ERASED) else ():
         found.remove(name)

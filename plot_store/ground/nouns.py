@@ -236,7 +236,7 @@ class GcReport:
 
 @dataclass(frozen=True)
 class EraseReport:
-    """What an erasure changed, or would change with `dry_run`."""
+    """The changes of an erasure. With `dry_run` these are the changes that it would make."""
 
     dry_run: bool
     ngrams: dict[int, int]  # by order, how many of the given distinct n-grams were stored

@@ -38,7 +38,7 @@ def applied(objects: Objects, ids: frozenset[str], version: VersionInfo) -> tupl
 
 
 class Erasing:
-    """What a push is to say of the erasures in a store's versions."""
+    """Compares the erasures of a store with those of a remote, and sends them in a push."""
 
     def __init__(self, objects: Objects, versions: Iterable[VersionInfo], replaced: str | None) -> None:
         """replaced: the id of a version at the remote that the push builds on, although this store may have
@@ -54,7 +54,7 @@ class Erasing:
         found = {version.id: _read(objects, ids, version) for version in every.values()}
         self._tags = {version_id: tag for version_id, (_, _, tag) in found.items()}
         self.there = {version_id: version for version_id, (version, _, _) in found.items()}
-        """By id, each version as the remote has it."""
+        """Each version as the remote has it, by id."""
         self.news = [mine for mine in every.values() if _differ(mine, self.there[mine.id])]
         """The versions from which the store, or the remote, erased n-grams that the other one has."""
 
@@ -91,7 +91,7 @@ class Erasing:
 
 
 def changed(version: VersionInfo) -> Conflict:
-    """What a push raises if n-grams were erased from what it pushes since it began."""
+    """Return the error for a push during which n-grams were erased from what it sends."""
     return Conflict(f"n-grams were erased from {version.ref} while it was pushed: push it again")
 
 

@@ -83,7 +83,7 @@ class UpdateDomain(Request):
 
 
 class EraseText(Request):
-    """What a domain is to forget. At least one of `text` and `phrases` must be given."""
+    """The texts to erase from a domain. Give `text`, `phrases` or both."""
 
     text: PathRef | None = Field(
         default=None, description="A corpus whose n-grams of two or more tokens go, and its passages."

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, InvalidInput
 from hmi.jobs.plot.ngrams import TOKENISE_AT_ONCE, UNCUT, count_corpus, pieces
 from hmi.jobs.plot.write_plot import Ngrams, find_published, keys_of
 from hmi.jobs.runtime.context import JobContext
@@ -66,7 +66,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Unwanted:
-    """What is to go."""
+    """The texts and phrases of one erasure."""
 
     tokenizer: Tokenizer | GenerativeTokenizer
     n: int
@@ -103,9 +103,18 @@ class _Unwanted:
         )
 
     def phrase_ids(self) -> list[Ids]:
-        """The tokens of the phrases: at the beginning of a text and, where they differ, after a space."""
+        """The tokens of the phrases: at the beginning of a text and, where they differ, after a space.
+
+        Raises InvalidInput for a phrase of unknown characters alone. Its token is that of all of them.
+        """
         forms = [form for phrase in self.phrases for form in (phrase, f" {phrase}")]
         found = {tuple(ids.tolist()) for ids in self.encoded(forms) if ids.size}
+        if any(set(ids) == {self.tokenizer.unknown_id} for ids in found):
+            raise InvalidInput(
+                "the root's tokenizer knows no character of a phrase, so its n-grams are those of all "
+                "unknown words: leave the phrase out, or give more of the text",
+                field="phrases",
+            )
         return [np.array(ids, np.uint32) for ids in sorted(found)]
 
 

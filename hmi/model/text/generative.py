@@ -27,6 +27,8 @@ class GenerativeTokenizer:
     window: Final = "causal"
     first_counted: Final = 1
     """The index of the first token that n-grams have: the begin token is in none."""
+    unknown_id: Final = None
+    """No token stands for unknown characters: what has no token of its own is written in bytes."""
 
     def __init__(
         self, fast: FastTokenizer, begin: int, ends: Sequence[int], template: str | None = None

@@ -148,7 +148,8 @@ class Tokenizer:
         self._fast.no_padding()
         self._fast.no_truncation()
         self._beginnings = beginnings_of(self._fast)
-        before = json.dumps(json.loads(self._fast.to_str())["pre_tokenizer"])
+        told = json.loads(self._fast.to_str())
+        before = json.dumps(told["pre_tokenizer"])
         self._mark = next((mark for name, mark in MARKS.items() if f'"{name}"' in before), "")
         empty = self._fast.encode("").tokens
         if len(empty) != 2 or empty[0] not in SPECIALS:
@@ -161,6 +162,9 @@ class Tokenizer:
         mask, pad = SPECIALS[empty[0]]
         self.pad_id = self._found(pad)
         self.cls_id, self.sep_id, self.mask_id = (self._id(token) for token in (empty[0], empty[1], mask))
+        unknown = self._fast.token_to_id(told["model"].get("unk_token") or "")
+        self.unknown_id = None if unknown is None else self._ours(unknown)
+        """The token that stands for all characters that the tokenizer does not know; None: it knows all."""
         apart = self._beginnings is not None and self._beginnings.spaces
         self._chunks = KnownChunks(self._fast) if apart else None
         between = self._fast.encode("", "").ids[1:-1]

@@ -178,7 +178,7 @@ def add_job(table: RecordTable, txn: RegistryTxn, record: JobRecord, tenant_limi
 
 
 def _exclude(one: JobKind, other: JobKind) -> bool:
-    """Whether jobs of these kinds may not work on one target: a build would bring back what is erased."""
+    """Return whether two jobs of these kinds must not share a target. A build could undo an erasure."""
     return one == other or {one, other} == {"build_plot", "erase"}
 
 

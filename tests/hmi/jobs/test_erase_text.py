@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hmi_kernels.lookup.layout import pack_keys
 
 from hmi.backup.create import create as backing_up
 from hmi.backup.target import open_target
+from hmi.config import Settings
 from hmi.core import DeletedParts
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.plot import erase_text
@@ -33,9 +35,20 @@ SECRET = [f"q z v {a} k x j w the {b} y f" for a in "bcdg" for b in "hilm"]  # l
 WHOLE = "\n".join([*KEPT, *SECRET]).encode()
 
 
+@pytest.fixture(scope="module")
+def rooted(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the root tiny."""
+    data = tmp_path_factory.mktemp("erase") / "data"
+    for _ in tiny_manager(tiny_source, data):
+        pass
+    return data
+
+
 @pytest.fixture
-def manager(tiny_source: Path, tmp_path: Path) -> Iterator[Manager]:
-    yield from tiny_manager(tiny_source, tmp_path / "data")
+def manager(rooted: Path, tmp_path: Path) -> Iterator[Manager]:
+    opened = Manager(Settings(data=shutil.copytree(rooted, tmp_path / "data"), job_workers=0, teachers=""))
+    yield opened
+    opened.close()
 
 
 def erase(manager: Manager, **given: Any) -> dict[str, Any]:
@@ -280,3 +293,11 @@ def test_a_server_answers_without_what_was_erased(
     out = hmi(capsys, "domain", "erase", "tiny/a", "--phrase", "q z v", "--yes", "--data", data)
     assert "done: erase tiny/a" in out
     assert "n-grams: 0, in 0 versions of no domain" in out
+
+
+def test_a_phrase_of_unknown_characters_erases_no_other_unknown_words(manager: Manager) -> None:
+    create(manager, NEWS, "\n".join([*KEPT, "the \u4e2d\u6587 film rises"]).encode(), alpha=100)
+    job = manager.erase_from_domain(NEWS, phrases=["\U0001f600"])
+    with pytest.raises(InvalidInput, match="knows no character of a phrase"):
+        attempt(manager, job, erase_text.run)
+    assert (looked_up(manager, ["the \u4e2d\u6587 film rises"], NEWS)[1] == 3).all()

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _COMMANDS: Final = (
     (re.compile(r"again=True"), "--again"),
     (re.compile(r"expect='(v[0-9a-f]{32})'"), r"--expect \1"),
+    (re.compile(r"collect it with keep_versions=1"), "run 'hmi store gc --keep-versions 1'"),
     (re.compile(r"collect again with take_over=True"), "'hmi store remote gc --take-over PLACE'"),
 )
-"""What an error of the store names as a cure in Python, and the same on the command line."""
+"""Pairs of a cure in Python, as an error of the store names it, and the same cure on the command line."""
 expect_option = click.option(
     "--expect", metavar="VERSION", help="Only if PLACE has this version of the domain now."
 )
