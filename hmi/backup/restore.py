@@ -137,10 +137,14 @@ def _is_whole(path: Path, file: File) -> bool:
 
 
 def _settle(aside: Path) -> None:
-    """Put jobs that ran back into the queue, and end the jobs that made backups."""
+    """Put jobs that ran back into the queue, and end the jobs that made backups.
+
+    A registry that was shared follows its journal no longer: that would undo the restoration.
+    """
     layout = open_layout(aside)
     registry = Registry.open(layout.registry)
     try:
+        registry.part()
         for job in registry.live_jobs(tolerant=True):
             registry.update_job(job.job, _job_after_restore)
     finally:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from hmi.errors import HmiError, Unavailable
+from hmi.errors import HmiError, InvalidInput, Unavailable
+from hmi.stores.journal.journal import Journal
 from hmi.stores.plot.plots import as_hmi
+from hmi.stores.records.journaled import POSITION, Journaled, position_of
 from hmi.stores.records.sealed import CURE, RegistryTxn, is_sealed, problems, upgrade
 from plot_store import Closed, PlotStoreError
 from plot_store.database.database import Database
@@ -29,6 +31,7 @@ class RegistryDatabase:
     def __init__(self, folder: Path, first_map: int, checked: bool) -> None:
         label, misplaced = DatabaseLabel("the registry", "the registry", CURE), None if checked else _warn
         self._database = Database(folder, label, create=True, first_map=first_map, misplaced=misplaced)
+        self._journaled: Journaled | None = None
         try:
             if not self._database.read(is_sealed):
                 self._database.write(upgrade)
@@ -51,6 +54,29 @@ class RegistryDatabase:
     def release(self) -> None:
         """End one use. The last one closes the database, after the transactions that run."""
         self._shared.release(self)
+
+    def follow(self, journal: Journal) -> None:
+        """Share the records with other nodes from now on, by a journal; see `Journaled.join`."""
+        journaled = Journaled(self._database, journal)
+        try:
+            journaled.join()
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+        self._journaled = journaled
+
+    def catch_up(self) -> bool:
+        """Take over other nodes' changes; see `Journaled.catch_up`. False if the records are not shared."""
+        try:
+            return self._journaled is not None and self._journaled.catch_up()
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
+
+    def part(self) -> None:
+        """Forget the journal that the records followed: they are this data folder's own from now on."""
+        try:
+            self._database.write(lambda raw: RegistryTxn(raw).delete(POSITION))
+        except PlotStoreError as error:
+            raise _as_ours(error) from error
 
     def generation(self) -> int:
         """A number that grows with each committed change of any process."""
@@ -85,10 +111,13 @@ class RegistryDatabase:
 
         `body` may run again after the map has grown, so its effects elsewhere must be idempotent. It may use
         this database only through its RegistryTxn. Raises Unavailable if another process holds the write lock
-        for a minute.
+        for a minute, or the place of the journal does not answer; InvalidInput if the records are shared and
+        this process does not know where.
         """
         try:
-            return self._database.write(lambda raw: body(RegistryTxn(raw)))
+            if self._journaled is not None:
+                return self._journaled.write(body)
+            return self._database.write(lambda raw: body(_unshared(raw)))
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
@@ -99,6 +128,16 @@ class RegistryDatabase:
     def close(self) -> None:
         """See `Database.close`."""
         self._database.close()
+
+
+def _unshared(raw: Any) -> RegistryTxn:
+    if position_of(raw) is not None:
+        raise InvalidInput(
+            "this data folder shares its registry with other nodes: name their bucket (HMI_BUCKET), else a "
+            "change here would be lost",
+            field="bucket",
+        )
+    return RegistryTxn(raw)
 
 
 def _warn(problem: str) -> None:

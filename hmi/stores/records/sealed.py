@@ -27,6 +27,8 @@ class RegistryTxn:
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
+        self.changes: dict[str, bytes | None] = {}
+        """What the transaction has changed: records' bodies by key; None: the record was deleted."""
 
     def get(self, key: str) -> bytes | None:
         """Return a record's body, None if there is none. Raises Damaged if it is damaged or lost."""
@@ -39,12 +41,16 @@ class RegistryTxn:
         return None
 
     def put(self, key: str, value: bytes) -> None:
+        self.changes[key] = value
         put(self._raw, key.encode(), value)
 
     def delete(self, key: str) -> bool:
         """Delete a record. Returns whether it existed, or its mark shows that it did."""
         marked = bool(self._raw.delete(mark_of(key.encode())))
-        return bool(self._raw.delete(key.encode())) or marked
+        deleted = bool(self._raw.delete(key.encode())) or marked
+        if deleted:
+            self.changes[key] = None
+        return deleted
 
     def items(
         self, prefix: str, after: str | None = None, *, tolerant: bool = False
@@ -92,6 +98,22 @@ class RegistryTxn:
 
     def keys(self, prefix: str, *, tolerant: bool = False) -> list[str]:
         return [key for key, _ in self.items(prefix, tolerant=tolerant)]
+
+
+def records(raw: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield the key and the body of every record but that of the format. Raises Damaged if one is damaged or
+    lost."""
+    marked: set[bytes] = set()
+    for name, value in _scan(raw, b"", b""):
+        if name.startswith(MARK):  # marks lie before all records
+            if value == seal(name, b""):
+                marked.add(_marked(name))
+            continue
+        marked.discard(name)
+        if name != FORMAT_KEY:
+            yield name.decode(), unsealed(name, value)
+    if marked := marked - {FORMAT_KEY}:
+        raise lost(min(marked))
 
 
 def put(raw: Any, name: bytes, body: bytes) -> None:

@@ -32,6 +32,17 @@ class WholeRegistry:
         """A number that grows with each change. While it stays the same, cached reads are still valid."""
         return self._database.generation()
 
+    def catch_up(self) -> bool:
+        """Take over what other nodes changed, if nodes share the registry. Returns whether anything changed.
+
+        Raises Unavailable, Damaged.
+        """
+        return self._database.catch_up()
+
+    def part(self) -> None:
+        """Make a copy of a shared registry one of its own."""
+        self._database.part()
+
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or lost."""
         return self._database.problems()
