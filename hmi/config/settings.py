@@ -35,6 +35,13 @@ class Settings:
 
     data: Path = Path("hmi-data")
     """The data folder. The server stores everything below it."""
+    bucket: str = ""
+    """A place in object storage that several servers share, each with a data folder of its own: a folder, or a
+    URL such as `s3://bucket/hmi`, which needs the package of its protocol (docs/operations/nodes.md). Empty:
+    the data folder is this server's own."""
+    role: Literal["primary", "replica"] = "primary"
+    """What a server with a bucket does: the `primary` manages and runs jobs; a `replica` answers, and fetches
+    what it lacks. The last primary that started is the one that counts."""
     host: str = "127.0.0.1"
     """The address to listen on. Before the server listens on any address other than loopback, it needs an
     administrator's key."""
@@ -206,6 +213,8 @@ class Settings:
         for name, needed in NEEDED.items():
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise missing(name, needed)
+        if self.role == "replica" and not self.bucket:
+            raise missing("role", "bucket")
         if self.grpc_port and self.grpc_port == self.port:
             raise InvalidInput(
                 f"grpc_port is port, {self.port}: give gRPC a port of its own", field="grpc_port"

@@ -41,6 +41,7 @@ from hmi.manager.models import ModelOperations, TokenProfiles, set_objective
 from hmi.manager.parts import Parts
 from hmi.manager.roots import RootOperations
 from hmi.manager.tenants import TENANT_SCOPES, TenantOperations
+from hmi.stores.bucket import bucket_of
 from hmi.stores.layout import open_layout
 from hmi.stores.plot.miss_files import MissFiles
 from hmi.stores.plot.miss_recorder import MissRecorder
@@ -59,9 +60,10 @@ class Manager:
     """
 
     def __init__(self, settings: Settings, *, bodies: str | None = None) -> None:
-        layout = open_layout(settings.data)
+        layout, bucket = open_layout(settings.data), bucket_of(settings)
+        journal = None if bucket is None else bucket.journal
         with ExitStack() as undo:
-            registry = Registry.open(layout.registry, defaults=default_limits(settings))
+            registry = Registry.open(layout.registry, defaults=default_limits(settings), journal=journal)
             undo.callback(registry.close)
             plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)

@@ -25,6 +25,7 @@ from hmi.jobs.runtime.context import Body, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.resident import peak_resident
+from hmi.stores.bucket import bucket_of
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plot.plots import as_hmi
 from hmi.stores.records.registry import Registry
@@ -48,7 +49,9 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, by cancelling the job
     layout = open_layout(settings.data)
     # The process that started this one has checked all pages, for which it read every tenant's records.
-    registry = Registry.open(layout.registry, defaults=default_limits(settings), checked=True)
+    bucket, limits = bucket_of(settings), default_limits(settings)
+    journal = None if bucket is None else bucket.journal
+    registry = Registry.open(layout.registry, defaults=limits, checked=True, journal=journal)
     folder = JobFolder(layout.jobs, registry.job(job).job)
     with folder.try_lock() as got:
         if not got:

@@ -26,7 +26,6 @@ from hmi.core import (
     check_name,
 )
 from hmi.errors import Conflict, NotFound
-from hmi.stores.bucket import place_in
 from hmi.stores.journal.journal import Journal
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.records import (
@@ -72,17 +71,17 @@ class Registry(WholeRegistry):
         first_map: int = FIRST_MAP,
         defaults: TenantLimits = NO_LIMITS,
         checked: bool = False,
-        bucket: str = "",
+        journal: Journal | None = None,
     ) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. checked: see
-        `RegistryDatabase.open`. bucket: the place where nodes share it; "": it is this folder's own. Raises
-        Damaged, StorageFull, InvalidInput (the bucket has another registry), Unavailable."""
+        `RegistryDatabase.open`. journal: that by which nodes share it; None: it is this folder's own. Raises
+        Damaged, StorageFull, InvalidInput (the journal is of another registry), Unavailable."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
         registry = cls(RegistryDatabase.open(path, first_map, checked=checked), defaults)
         try:
-            if bucket:
-                registry._database.follow(Journal(place_in(bucket, "registry")))
+            if journal is not None:
+                registry._database.follow(journal)
             registry._index_jobs()
         except BaseException:
             registry.close()

@@ -103,11 +103,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes_have_each_others_records(tmp_path: Path) -> None:
-    bucket = str(tmp_path / "bucket")
+    journal = Journal(str(tmp_path / "bucket"))
     with ExitStack() as stack:
 
         def opened(name: str) -> Registry:
-            found = Registry.open(tmp_path / name / "registry", bucket=bucket)
+            found = Registry.open(tmp_path / name / "registry", journal=journal)
             stack.callback(found.close)
             return found
 
@@ -352,8 +352,8 @@ def test_a_foreign_registry_is_refused(node: Callable[..., Node], tmp_path: Path
 
 
 def test_a_shared_registry_is_not_changed_by_who_does_not_know_its_bucket(tmp_path: Path) -> None:
-    bucket = str(tmp_path / "bucket")
-    registry = Registry.open(tmp_path / "a" / "registry", bucket=bucket)
+    journal = Journal(str(tmp_path / "bucket"))
+    registry = Registry.open(tmp_path / "a" / "registry", journal=journal)
     add_tenant(registry, "beta")
     registry.close()
     alone = Registry.open(tmp_path / "a" / "registry")
