@@ -36,9 +36,9 @@ class Settings:
     data: Path = Path("hmi-data")
     """The data folder. The server stores everything below it."""
     bucket: str = ""
-    """A place in object storage that several servers share, each with a data folder of its own: a folder, or a
-    URL such as `s3://bucket/hmi`, which needs the package of its protocol (docs/operations/nodes.md). Empty:
-    the data folder is this server's own."""
+    """A place in object storage that servers share, each with a data folder of its own: a folder, or a URL such
+    as `s3://bucket/hmi`, which needs the package of its protocol (docs/operations/nodes.md). Empty: the data
+    folder is this server's own."""
     role: Literal["primary", "replica"] = "primary"
     """What a server with a bucket does: the `primary` manages and runs jobs; a `replica` answers, and fetches
     what it lacks. The last primary that started is the one that counts."""

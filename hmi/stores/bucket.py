@@ -30,7 +30,7 @@ class Bucket:
     """What one place holds. Thread-safe. Methods raise Unavailable if the place does not answer."""
 
     def __init__(self, url: str) -> None:
-        """url: a folder, or a URL such as s3://bucket/prefix. Raises InvalidInput. Nothing is contacted yet."""
+        """url: a folder, or a URL such as s3://bucket/prefix. Nothing is contacted yet. Raises InvalidInput."""
         self.plots = _below(url, "plots")
         """The place of `Store.push` and `Store.pull`."""
         self.journal = Journal(_below(url, "registry"))
@@ -61,8 +61,8 @@ class Bucket:
                 found = _write(aside, pieces)
                 if found != sha256:
                     raise Damaged(
-                        f"the file {name} in the bucket fails its checksum: restore it from the bucket's older "
-                        "versions"
+                        f"the file {name} in the bucket fails its checksum: restore it from the bucket's "
+                        "older versions"
                     )
                 aside.replace(path)
                 sync_folder(path.parent)
