@@ -36,12 +36,15 @@ class Settings:
     data: Path = Path("hmi-data")
     """The data folder. The server stores everything below it."""
     bucket: str = ""
-    """A place in object storage that servers share, each with a data folder of its own: a folder, or a URL such
-    as `s3://bucket/hmi`, which needs the package of its protocol (docs/operations/nodes.md). Empty: the data
-    folder is this server's own."""
+    """A place in object storage that servers share, each with a data folder of its own: a folder, or a URL
+    such as `s3://bucket/hmi`, which needs the package of its protocol (docs/operations/nodes.md). Empty: the
+    data folder is this server's own."""
     role: Literal["primary", "replica"] = "primary"
     """What a server with a bucket does: the `primary` manages and runs jobs; a `replica` answers, and fetches
-    what it lacks. The last primary that started is the one that counts."""
+    what it lacks. If two primaries start, the later one takes over."""
+    node_url: str = ""
+    """The address under which the bucket's other servers reach this one, such as `http://10.0.0.5:8080`.
+    Empty: that of `host` and `port`."""
     host: str = "127.0.0.1"
     """The address to listen on. Before the server listens on any address other than loopback, it needs an
     administrator's key."""

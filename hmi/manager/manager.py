@@ -36,6 +36,7 @@ from hmi.manager.domains import (
     push_domain,
 )
 from hmi.manager.exchange import Exchange, ModuleFiles
+from hmi.manager.following import Following
 from hmi.manager.maintenance import Maintenance
 from hmi.manager.models import ModelOperations, TokenProfiles, set_objective
 from hmi.manager.parts import Parts
@@ -78,6 +79,8 @@ class Manager:
             *(settings, layout, registry, plots, adapters, lowers, samples, runner, self.misses),
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
+        self.following = None if bucket is None else Following(self._parts, bucket)
+        """What keeps the server in step with others; None if its data folder is its own."""
         self.settings, self.registry, self.plots = settings, registry, plots
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = DomainOperations(self._parts)
@@ -95,6 +98,8 @@ class Manager:
 
     def close(self) -> None:
         """Stop the jobs so that they can be resumed, and close the stores. A second call does nothing."""
+        if self.following is not None:
+            self.following.end()
         self.runner.stop()
         self.misses.stop()
         self._undo.close()

@@ -30,7 +30,7 @@ class Bucket:
     """What one place holds. Thread-safe. Methods raise Unavailable if the place does not answer."""
 
     def __init__(self, url: str) -> None:
-        """url: a folder, or a URL such as s3://bucket/prefix. Nothing is contacted yet. Raises InvalidInput."""
+        """url: a folder, or a URL such as s3://bucket/hmi. Nothing is contacted yet. Raises InvalidInput."""
         self.plots = _below(url, "plots")
         """The place of `Store.push` and `Store.pull`."""
         self.journal = Journal(_below(url, "registry"))

@@ -61,6 +61,10 @@ def handler_of(route: Route) -> AioHandler:
         if is_guest(request):
             raise Unavailable("overloaded: all connections are in use; try again shortly")
         services.lifecycle.admit()
+        following = services.manager.following
+        if route.manages and following is not None and (primary := following.elsewhere()) is not None:
+            with services.lifecycle.in_flight:
+                return await services.forwarder.pass_on(request, request[REQUEST_ID], primary.url)
         if route.cancellable:
             with services.lifecycle.in_flight:
                 return await _serve(route, request, services)

@@ -93,6 +93,11 @@ class Route:
         return self.method != "GET" and self.scope in ("manage", "admin") and not self.reads
 
     @property
+    def manages(self) -> bool:
+        """Whether only the primary of servers that share a bucket answers the call."""
+        return self.scope in ("manage", "admin")
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """The multipart parts that hold the body: its fields in a form, else `spec`."""
         return tuple(self.body.model_fields) if self.form else ("spec",)

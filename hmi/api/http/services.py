@@ -13,6 +13,7 @@ from hmi.api.access.quotas import Quotas
 from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
+from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.infer.inference import Inference, InferenceEngine
@@ -84,6 +85,8 @@ class Services:
     lifecycle: Lifecycle
     keyed: KeyedAnswers
     """The answers to requests with an Idempotency-Key."""
+    forwarder: Forwarder
+    """Passes calls that manage to the primary, if this server is a replica."""
 
 
 SERVICES: web.AppKey[Services]

@@ -104,14 +104,16 @@ def _give_up(request: web.Request) -> None:
     )
 
 
-async def begin(services: Services) -> None:
-    """Start the services, and serve."""
+async def begin(services: Services, url: str = "") -> None:
+    """Start the services, and serve. url: where the server listens; only one with a bucket needs it."""
     services.lifecycle.phase = "starting"
     await asyncio.to_thread(contract)
     await asyncio.to_thread(services.intake.uploads.clear)
     await services.engine.start()
     services.manager.runner.pacer.watch()
-    await asyncio.to_thread(services.manager.runner.start)
+    following = services.manager.following
+    if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
+        await asyncio.to_thread(services.manager.runner.start)
     services.monitoring.minutes.start()
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"
@@ -124,6 +126,7 @@ async def _end(app: web.Application) -> None:
     await services.monitoring.minutes.stop()
     await periodic.end(services)
     services.intake.close()
+    await services.forwarder.close()
     await asyncio.to_thread(services.manager.close)
     if services.monitoring.tracer is not None:
         await asyncio.to_thread(services.monitoring.tracer.close)

@@ -16,6 +16,7 @@ from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
 from hmi.api.edge.capacity import most_connections
+from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.http.observed import job_spans
@@ -112,6 +113,7 @@ def build_services(
         ),
         lifecycle=Lifecycle(engine),
         keyed=KeyedAnswers(registry),
+        forwarder=Forwarder(settings.body_idle_s),
     )
 
 

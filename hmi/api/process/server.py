@@ -102,7 +102,7 @@ async def _serve(
             generates = any(root.generates for root in roots)
             await asyncio.to_thread(compile_all, stopping, generates=generates)
             if not stopping.is_set():
-                await begin(services)
+                await begin(services, url)
                 log.info("%s", greeting(services, url))
                 notify.send_state("READY=1")
             await stop.wait()

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from hmi.errors import Conflict, Damaged, HmiError, InvalidInput, Unavailable
 from hmi.stores.journal.format import Entry, Head
 from hmi.stores.journal.journal import Gone, Journal, Missing
+from hmi.stores.records.nodes import NODE, PRIMARY, Primary, new_node, primary_in
 from hmi.stores.records.sealed import RegistryTxn, records
 from hmi.stores.records.table import KEY_USED
 from plot_store.database.database import Database
@@ -27,7 +28,7 @@ from plot_store.database.database import Database
 log = logging.getLogger("hmi.stores")
 POSITION: Final = "journal"
 """The key of the record that says which journal the database follows, and up to where."""
-LOCAL: Final = (POSITION, KEY_USED)
+LOCAL: Final = (POSITION, NODE, KEY_USED)
 """The beginnings of the keys of records that other nodes do not get."""
 _TURNS: Final = 50
 """Attempts of one change. One fails only if another node's change came first, or removed what it read."""
@@ -105,6 +106,7 @@ class Journaled:
             own = _shared(raw)
             if own and own != theirs:
                 raise self._foreign()
+            new_node(RegistryTxn(raw))
             _put_position(raw, Position(head.journal, -1, ""))
 
         self._database.write(body)
@@ -120,8 +122,8 @@ class Journaled:
         """Run `body` in a write transaction after all changes of other nodes, and publish what it changes.
 
         `body` may run several times. Raises Unavailable if the place does not answer: then this node has
-        changed nothing, and others have not either, unless the message says so. Raises Conflict if other
-        nodes' changes come first all the time.
+        changed nothing, and others have not either, unless the message says so; also if another node is the
+        primary. Raises Conflict if other nodes' changes come first all the time.
         """
         self._check_away()
         sent: dict[str, T] = {}
@@ -132,9 +134,12 @@ class Journaled:
             for by in sent.keys() & brought:  # the memory map had to grow between the journal and the commit
                 return sent[by]
             txn = RegistryTxn(raw)
+            primary, node = primary_in(txn), txn.get(NODE)
             result = body(txn)
             changes = {key: value for key, value in txn.changes.items() if not key.startswith(LOCAL)}
             if changes:
+                if primary is not None and primary.node.encode() != node and PRIMARY not in changes:
+                    raise _not_primary(primary)
                 entry = Entry(head.at + 1, secrets.token_hex(16), head.by, _texts(changes))
                 sent[entry.by] = result
                 self._append(head, tag, entry)
@@ -279,6 +284,13 @@ def _replace(raw: Any, new: Mapping[str, str]) -> None:
         txn.delete(key)
     for key, body in new.items():
         txn.put(key, body.encode())
+
+
+def _not_primary(primary: Primary) -> Unavailable:
+    return Unavailable(
+        f"this server is not the primary, {primary.url} is: send changes there, or start this one with "
+        "role=primary, which takes over"
+    )
 
 
 def _texts(changes: Mapping[str, bytes | None]) -> dict[str, str | None]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
-from hmi.stores.records import job_table, model_table
+from hmi.stores.records import job_table, model_table, nodes
+from hmi.stores.records.nodes import Primary
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import MODEL, ROOT, RecordTable
@@ -38,6 +39,19 @@ class WholeRegistry:
         Raises Unavailable, Damaged.
         """
         return self._database.catch_up()
+
+    def lead(self, url: str) -> bool:
+        """Become the node that changes the shared registry, under this address. Returns whether another node
+        was it, or none. Raises Unavailable, Damaged."""
+        return self._database.write(lambda txn: nodes.lead(txn, url))
+
+    def primary(self) -> Primary | None:
+        """The node that changes the shared registry; None if it is not shared, or no node has begun."""
+        return self._database.read(nodes.primary_in)
+
+    def is_primary(self) -> bool:
+        """Return whether this node may change the registry, as far as it knows."""
+        return self._database.read(nodes.is_primary)
 
     def part(self) -> None:
         """Make a copy of a shared registry one of its own."""

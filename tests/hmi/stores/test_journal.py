@@ -20,7 +20,7 @@ from hmi.stores.journal import format as fmt
 from hmi.stores.journal import journal as journals
 from hmi.stores.journal.format import Entry
 from hmi.stores.journal.journal import Journal
-from hmi.stores.records import journaled
+from hmi.stores.records import journaled, nodes
 from hmi.stores.records.registry import Registry
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn, records
@@ -78,7 +78,8 @@ class Node:
 
     def all(self) -> dict[str, str]:
         found = self.database._database.read(lambda raw: dict(records(raw)))
-        return {key: body.decode() for key, body in found.items() if key != journaled.POSITION}
+        own = (journaled.POSITION, nodes.NODE)
+        return {key: body.decode() for key, body in found.items() if key not in own}
 
 
 @pytest.fixture
@@ -433,3 +434,22 @@ def test_a_journal_lies_in_s3(bucket: str, tmp_path: Path, monkeypatch: pytest.M
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def test_only_the_primary_changes_records(node: Callable[[str], Node]) -> None:
+    a, b = node("a"), node("b")
+    assert a.add("n") == b.add("n") - 1 == 1, "before there is a primary, all may"
+    assert a.database.write(lambda txn: nodes.lead(txn, "http://a"))
+    assert not a.database.write(lambda txn: nodes.lead(txn, "http://a"))
+    assert a.add("n") == 3
+    with pytest.raises(Unavailable, match="http://a is"):
+        b.add("n")
+    b.add("keyused/k")  # a record of the node's own
+    assert "keyused/k" not in a.all()
+    assert b.database.write(lambda txn: nodes.lead(txn, "http://b"))
+    assert a.database.read(nodes.is_primary), "it has not heard of it yet"
+    with pytest.raises(Unavailable, match="http://b is"):
+        a.add("n")
+    a.database.catch_up()
+    assert not a.database.read(nodes.is_primary)
+    assert b.add("n") == 4

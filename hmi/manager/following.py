@@ -1,0 +1,76 @@
+"""Keeps a node in step with the bucket that it shares with others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+from hmi.manager.parts import Parts
+from hmi.stores.bucket import Bucket
+from hmi.stores.failures import log_failure
+from hmi.stores.records.nodes import Primary
+
+log = logging.getLogger("hmi.manager")
+LOOK_S: Final = 0.5
+"""Interval at which changes of other nodes are looked for."""
+TOLD_S: Final = 30.0
+"""Least time between two log lines about a bucket that does not answer."""
+
+
+class Following:
+    """The part of one node among those that share a bucket. Thread-safe."""
+
+    def __init__(self, parts: Parts, bucket: Bucket) -> None:
+        self._parts, self._bucket = parts, bucket
+        self._registry = parts.registry
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told = float("-inf")
+        self._led = False
+
+    def begin(self, url: str) -> bool:
+        """Take the part that the settings say, and follow from now on. Returns whether this is the primary.
+
+        url: where other nodes reach this one. Raises Unavailable, Damaged.
+        """
+        if self._parts.settings.role == "primary":
+            self._led = True
+            if self._registry.lead(url):
+                log.info("this server is the primary of %s from now on", self._bucket.journal.place)
+        self._thread = threading.Thread(target=self._follow, name="hmi-following", daemon=True)
+        self._thread.start()
+        return self._led
+
+    def elsewhere(self) -> Primary | None:
+        """The primary, unless this node is it, or nobody is yet."""
+        return None if self._registry.is_primary() else self._registry.primary()
+
+    def end(self) -> None:
+        """Follow no longer."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ending.wait(LOOK_S):
+            try:
+                self._look()
+            except Exception as error:
+                # Whatever it was, the next look may succeed. What this node has is answered meanwhile.
+                if time.monotonic() - self._told >= TOLD_S:
+                    self._told = time.monotonic()
+                    log_failure(
+                        log, "changes of other servers could not be read; the next look follows", error
+                    )
+
+    def _look(self) -> None:
+        if not self._registry.catch_up():
+            return
+        if self._led and (primary := self.elsewhere()) is not None:
+            self._led = False
+            log.warning(
+                "%s is the primary now: this server runs no more jobs, and passes on calls", primary.url
+            )
+            self._parts.runner.stop()

@@ -1,0 +1,49 @@
+"""The records that say which node of a shared registry may change it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from hmi.record import Record
+from hmi.stores.records.sealed import RegistryTxn
+
+NODE: Final = "node"
+"""The key of the record with the random id of this data folder. Other nodes do not get it."""
+PRIMARY: Final = "primary"
+
+
+class Primary(Record):
+    """The node that changes the registry. The others only read."""
+
+    node: str
+    url: str
+    """Where the others reach it."""
+
+
+def new_node(txn: RegistryTxn) -> None:
+    """Give the data folder an id, unless it has one."""
+    if txn.get(NODE) is None:
+        txn.put(NODE, secrets.token_hex(8).encode())
+
+
+def primary_in(txn: RegistryTxn) -> Primary | None:
+    """The primary; None if no node has become it yet. Then all nodes may change the registry."""
+    found = txn.get(PRIMARY)
+    return None if found is None else Primary.model_validate_json(found)
+
+
+def is_primary(txn: RegistryTxn) -> bool:
+    """Return whether this node may change the registry. True for a registry that is not shared."""
+    primary, node = primary_in(txn), txn.get(NODE)
+    return primary is None or primary.node.encode() == node
+
+
+def lead(txn: RegistryTxn, url: str) -> bool:
+    """Make this node the primary. Returns whether another one was it, or none."""
+    node = txn.get(NODE)
+    assert node is not None, "a registry that is shared has the id of its node"
+    before, after = primary_in(txn), Primary(node=node.decode(), url=url)
+    if before != after:
+        txn.put(PRIMARY, after.model_dump_json().encode())
+    return before is None or before.node != after.node
