@@ -43,6 +43,7 @@ class Lab:
     data: Path
     work: Path
     port: int
+    arguments: tuple[str, ...] = ()
     server: subprocess.Popen[bytes] | None = None
     answers: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -55,7 +56,7 @@ class Lab:
         command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]
         with (self.work / "server.log").open("ab") as log:
             self.server = subprocess.Popen(
-                [*command, "--job-workers", "2"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*command, "--job-workers", "2", *self.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         until = time.monotonic() + READY_S
         while True:
@@ -121,9 +122,9 @@ def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     lab.kill()
 
 
-def fine_tune(lab: Lab, model: str, epochs: int) -> str:
+def fine_tune(lab: Lab, model: str, epochs: int, domain: str = "tiny") -> str:
     options = {"epochs": epochs, "lr": 0.01, "module": {"kind": "lora", "rank": 4}}
-    body = {"model": model, "domain": "tiny", "task": "classification", "options": options}
+    body = {"model": model, "domain": domain, "task": "classification", "options": options}
     data = lab.file("rows", mood_rows(7, 160))
     return str(lab.client.request("POST", "/manage/models", body, files={"data": data})["job"])
 
