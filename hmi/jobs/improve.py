@@ -121,7 +121,7 @@ def _compare_trials(
     rule: Rule,
     ledger: Ledger,
 ) -> str:
-    root = load_root(ctx.layout.root(base.root, base.root_version))
+    root = load_root(ctx.roots.folder(base.root, base.root_version))
     domain = ctx.plots.version(base.plot_version)
     if domain.ref != base.domain:  # the version stands on another root than its domain's
         domain = ctx.plots.version(base.domain)

@@ -64,12 +64,13 @@ class Consistency:
         for root in parts.registry.roots():
             if root.name not in refs:
                 problems.append(f"root {root.name} has no PLOT: delete it and import it again")
-            if not parts.layout.root(root.name, root.version).is_dir():
+            if not parts.roots.has(root.name, root.version):
                 problems.append(f"root {root.name} has lost its files: {ROOT_CURE}")
+        lowers = parts.lowers.known()
         for lower, domain in lowers_of(versions).items():
-            if not parts.lowers.has(lower):
+            if lower not in lowers:
                 problems.append(f"domain {domain} has lost its lower layers: {LOWER_CURE}")
-        have, known = parts.adapters.names(), {version.id: True for version in versions}
+        have, known = parts.adapters.known(), {version.id: True for version in versions}
         roots = {(root.name, root.version) for root in parts.registry.roots()}
         for model in parts.registry.models():
             name = f"{model.tenant}.{model.name}"
@@ -99,8 +100,9 @@ class Consistency:
         for root in parts.registry.roots(tolerant=True):
             folder = parts.layout.root(root.name, root.version)
             problems += self._problems(verify_root, folder) if folder.is_dir() else []
+        lowers = parts.lowers.names()
         for lower, domain in lowers_of(versions).items():
-            if parts.lowers.has(lower):
+            if lower in lowers:
                 problems += self._problems(
                     parts.lowers.check, lower, f"domain {domain}'s lower layers", LOWER_CURE
                 )
@@ -131,7 +133,7 @@ class Consistency:
         """
         parts = self._parts
         files = FileOperations(parts).collect()
-        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S)
+        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S, shared=parts.manages)
         keep = self.pinned_plots()
         with plot_errors():
             kept = parts.settings.plot_keep_versions

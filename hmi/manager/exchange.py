@@ -174,7 +174,7 @@ class Exchange:
     def _root(self, name: str, version: str) -> RootInfo | GenerativeRootInfo:
         from hmi.model.sources.root import GenerativeRootInfo, RootInfo, read_any_info
 
-        found = read_any_info(self._parts.layout.root(check_name(name, "root"), version))
+        found = read_any_info(self._parts.roots.folder(check_name(name, "root"), version))
         assert isinstance(found, RootInfo | GenerativeRootInfo)
         return found
 

@@ -48,6 +48,7 @@ from hmi.stores.plot.miss_files import MissFiles
 from hmi.stores.plot.miss_recorder import MissRecorder
 from hmi.stores.plot.plots import open_plots
 from hmi.stores.records.registry import Registry
+from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
 from hmi.tenancy import NO_LIMITS, default_limits
@@ -69,14 +70,16 @@ class Manager:
             plots = open_plots(layout.plots, settings)
             undo.callback(plots.close)
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
-            adapters, lowers = AdapterStore(layout.adapters), AdapterStore(layout.lowers, LOWER_CURE)
-            samples = Samples(layout.samples)
+            adapters = AdapterStore(layout.adapters, bucket=bucket)
+            lowers = AdapterStore(layout.lowers, LOWER_CURE, bucket)
+            samples, self.root_files = Samples(layout.samples, bucket), RootFiles.of(settings, bucket)
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
         self.on_deleted: Callable[[DeletedParts], None] = lambda deleted: None
         """Called after each deletion, on its thread: a server lets its engine give back the memory."""
         self._parts = Parts(
-            *(settings, layout, registry, plots, adapters, lowers, samples, runner, self.misses),
+            *(settings, layout, registry, plots, adapters, lowers, samples, self.root_files, runner),
+            misses=self.misses,
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
         self.following = None if bucket is None else Following(self._parts, bucket)

@@ -14,6 +14,7 @@ from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.layout import Layout
 from hmi.stores.plot.miss_recorder import MissRecorder
 from hmi.stores.records.registry import Registry
+from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import AdapterStore
 from hmi.stores.tensors.samples import Samples
 from plot_store import Store
@@ -32,10 +33,16 @@ class Parts:
     adapters: AdapterStore
     lowers: AdapterStore
     samples: Samples
+    roots: RootFiles
     runner: JobRunner
     misses: MissRecorder
     tell_deleted: Callable[[DeletedParts], None]
     """Called after each deletion of a tenant, model, domain or root."""
+
+    @property
+    def manages(self) -> bool:
+        """Whether this node is the one that removes what nobody needs from the bucket."""
+        return self.settings.role == "primary"
 
     def deleted_models(self, models: Iterable[ModelRecord]) -> None:
         """Tell that these models have been deleted."""

@@ -15,10 +15,10 @@ from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec, ShardRootSpec
 from hmi.manager.domains import DomainOperations
 from hmi.manager.parts import Parts, checked_alpha, checked_options
-from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import current_version
 from hmi.stores.profiles import Profiles
 from hmi.stores.records.registry import Registry
+from hmi.stores.root_files import RootFiles
 
 
 class _RootShards:
@@ -107,7 +107,7 @@ class RootOperations:
         from hmi.model.sources.source import find_source, must_be_fetched
 
         known = f"root {record.name!r} exists already"
-        if not verify_root(self._parts.layout.root(record.name, record.version)):
+        if not verify_root(self._parts.roots.folder(record.name, record.version)):
             raise Conflict(f"{known}, and its files are sound: choose another name", field="root")
         # If the source must be downloaded first, the job compares it.
         if not must_be_fetched(source) and find_source(source).sha256 != record.source.get("sha256"):
@@ -129,12 +129,13 @@ class RootOperations:
     def delete(self, name: str) -> None:
         """Remove a root, its PLOT and its files. Raises NotFound, Conflict (which names the domains
         and models on it)."""
-        self._parts.registry.root(name)
+        record = self._parts.registry.root(name)
         self._domains.drop(DomainId((name,)))
         self._parts.registry.delete_root(name)
         self._parts.tell_deleted(DeletedParts(roots=frozenset([name])))
         with suppress(FileNotFoundError):
             shutil.rmtree(self._parts.layout.roots / name)
+        self._parts.roots.remove(name, record.version)
         self.profiles.drop(name)
 
     def drop_stray(self, name: str) -> bool:
@@ -149,7 +150,7 @@ class RootOperations:
 
 
 def export_locality(
-    registry: Registry, layout: Layout, name: str, path: Path, source: str | None
+    registry: Registry, roots: RootFiles, name: str, path: Path, source: str | None
 ) -> tuple[str, int]:
     """Write a root's locality weights to `path`. Returns the name under which they would ship with
     HMI, and their size in bytes.
@@ -165,7 +166,7 @@ def export_locality(
     record = registry.root(name)
     if not record.split:
         raise Conflict(f"root {name} has no locality weights: it computes all layers", field="root")
-    root = load_for_building(layout.root(name, record.version))
+    root = load_for_building(roots.folder(name, record.version))
     about = root.info.source
     found = find_source(about.get("folder", about["name"]) if source is None else source)
     return locality_name(found.sha256, record.split, record.n), save_difference(path, root, found)

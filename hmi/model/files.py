@@ -122,6 +122,16 @@ def publish_folder(final: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def replace_folder(made: Path, final: Path) -> None:
+    """Put a finished folder in the place of an earlier one, which is removed."""
+    old = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.tmp")
+    if final.exists():
+        final.rename(old)
+    made.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:

@@ -13,6 +13,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from hmi.stores.plot.plots import plot_errors
 from plot_store.remote.objects import Objects, open_objects, threaded
 
 _PIECE: Final = 8 << 20
+_AHEAD: Final = 8
+"""Pieces that are read before they are written. Large files do not fit into memory."""
 
 
 class Bucket:
@@ -55,7 +58,12 @@ class Bucket:
             if size is None:
                 return False
             starts = range(0, size, _PIECE)
-            pieces = threaded(lambda at: self._files.read(name, at, min(_PIECE, size - at)), starts)
+            pieces = chain.from_iterable(
+                threaded(
+                    lambda at: self._files.read(name, at, min(_PIECE, size - at)), starts[i : i + _AHEAD]
+                )
+                for i in range(0, len(starts), _AHEAD)
+            )
             aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
             try:
                 found = _write(aside, pieces)
@@ -77,6 +85,23 @@ class Bucket:
         with plot_errors():
             found = self._files.get(name)
         return None if found is None else found[0]
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store a small file in place of an earlier one."""
+        with plot_errors():
+            self._files.put(name, memoryview(data))
+
+    def has(self, name: str) -> bool:
+        with plot_errors():
+            return self._files.size(name) is not None
+
+    def names(self, below: str, older_than_s: float = 0.0) -> list[str]:
+        """Return the names of the files below a folder. An age counts from the newest of them, by the clock
+        of the place."""
+        with plot_errors():
+            listed = list(self._files.listed(below))
+        newest = max((one.modified for one in listed), default=0.0)
+        return [one.name for one in listed if one.modified <= newest - older_than_s]
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files. Those that are gone already are ignored."""

@@ -210,10 +210,9 @@ def measure(
     """
     with session.local() as local:
         from hmi.jobs.root.import_root import measure_root  # imports torch, which takes seconds
-        from hmi.stores.layout import Layout
 
         manager = local.services.manager
-        by_kind = measure_root(manager.registry.root(name), Layout(manager.settings.data), texts, source)
+        by_kind = measure_root(manager.registry.root(name), manager.root_files, texts, source)
     print_json(by_kind) if as_json else print_fidelity(by_kind)
 
 
@@ -250,12 +249,10 @@ def export_locality(session: CliSession, name: str, file: Path, source: str | No
     """
     with session.local() as local:
         from hmi.manager import roots
-        from hmi.stores.layout import Layout
 
         check_target(file)
         manager = local.services.manager
-        layout = Layout(manager.settings.data)
-        shipped, written = roots.export_locality(manager.registry, layout, name, file, source)
+        shipped, written = roots.export_locality(manager.registry, manager.root_files, name, file, source)
     found = {"root": name, "file": str(file), "bytes": written, "ships_as": shipped}
     done = (
         f"{file} holds {size(written)}; as hmi/model/weights/{shipped} it lets later imports do without text"

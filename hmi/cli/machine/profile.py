@@ -75,7 +75,7 @@ def _stage_profile(manager: Manager, record: RootRecord, again: bool, as_json: b
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(f"{record.name}: loading", total=None)
-        root = load_root(layout.root(record.name, record.version))
+        root = load_root(manager.root_files.folder(record.name, record.version))
         executor = executor_for(
             root,
             settings.precision,
@@ -258,12 +258,11 @@ def _profile(manager: Manager, record: RootRecord, again: bool, as_json: bool) -
 def _measure_root(manager: Manager, record: RootRecord) -> Profile:
     from hmi.execution.choose import measure  # imports torch, which takes seconds
     from hmi.model.sources.root import load_root
-    from hmi.stores.layout import Layout
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}")
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(f"{record.name}: loading", total=None)
-        root = load_root(Layout(manager.settings.data).root(record.name, record.version))
+        root = load_root(manager.root_files.folder(record.name, record.version))
 
         def show(step: str, done: int, of: int) -> None:
             bar.update(task, description=f"{record.name}: {step}", completed=done, total=of)

@@ -44,6 +44,7 @@ from hmi.stores.plot.plots import current_version
 from hmi.stores.profiles import Measured, Profiles
 from hmi.stores.records.registry import Registry
 from hmi.stores.records.tenant_cache import TenantCache
+from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_pool import Size
 from hmi.stores.tensors.adapter_store import AdapterStore, Mapped
 from plot_store import Reader, Store
@@ -215,12 +216,15 @@ class Bundles:
         shards: bool = True,
         writing_bytes: int = 1 << 26,
         guesses: bool = True,
+        roots: RootFiles | None = None,
     ) -> None:
         """root_bytes, io_bytes_per_s, writing_bytes: the settings. shards: False if texts may only run on
-        exact weights. guesses: whether models that write may read guessed tokens."""
+        exact weights. guesses: whether models that write may read guessed tokens. roots: None: the roots'
+        files are in the data folder."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
+        self._roots = roots or RootFiles(self._layout)
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
         self._tenants = TenantCache(registry)
@@ -371,16 +375,16 @@ class Bundles:
         self._writers.clear()
 
     def _load_writer(self, version: ModelVersion) -> Writer:
-        self._paced(self._folder(version))
-        root = load_generative_root(self._folder(version))
+        folder = self._fetched(version)
+        self._paced(folder)
+        root = load_generative_root(folder)
         on_device = self._device, self._device_bytes
         executor = step_executor(root.upper, self._precision, self._writing_bytes, *on_device)
         return Writer(root, executor, guesses=self._guesses)
 
     def _load_upper(self, version: ModelVersion) -> Upper:
-        low = self._low(version)
+        low, folder = self._low(version), self._fetched(version)
         if low or self._fits_not(version):
-            folder = self._folder(version)
             with suppress(NotFound):
                 return Upper(
                     *(self._shards.small(folder) if low else self._shards.limited(folder, self._root_bytes))
@@ -388,8 +392,8 @@ class Bundles:
             log.warning(
                 "root %s is loaded whole: it has no shards ('hmi root shards' makes them)", version.root
             )
-        self._paced(self._folder(version))
-        root = load_root(self._folder(version))
+        self._paced(folder)
+        root = load_root(folder)
         profiles, device, size = Profiles(self._layout), self._device, self._device_bytes
         executor = executor_for(root, self._precision, profiles, device=device, device_bytes=size)
         self._earlies.drop(lambda key: key[1:3] == (version.root, version.root_version))
@@ -405,10 +409,15 @@ class Bundles:
 
     def _load_lower(self, version: ModelVersion, root: Root, name: str | None) -> LocalLower:
         if name is None:
-            lower = load_root(self._folder(version), with_lower=True).lower
+            lower = load_root(self._fetched(version, lower=True), with_lower=True).lower
             assert lower is not None
             return lower
         return lower_from(self._lowers.get(name), root.info, root.tokenizer.cls_id)
 
+    def _fetched(self, version: ModelVersion, *, lower: bool = False) -> Path:
+        """The folder of the version's root. It may take long: it is fetched if it is not here."""
+        return self._roots.folder(version.root, version.root_version, lower=lower)
+
     def _folder(self, version: ModelVersion) -> Path:
+        """The same, which may lack files or be missing."""
         return self._layout.root(version.root, version.root_version)

@@ -55,7 +55,7 @@ def trained_deeper(
     """
     ctx = trial.ctx
     plot = _kept_plot(ctx, record)
-    root = load_root(ctx.layout.root(record.name, record.version))
+    root = load_root(ctx.roots.folder(record.name, record.version))
     on = replace(data, module=spec.options.module or ModuleSpec())
     folder = ctx.folder / "deeper"
     folder.mkdir(exist_ok=True)

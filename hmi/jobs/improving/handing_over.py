@@ -62,7 +62,7 @@ def _queued(ctx: JobContext, spec: FineTuneSpec, base: ModelVersion) -> str | No
     folder.link(ctx.input, inputs, PinnedPlots(plot=base.plot_version))
     try:
         made = ImproveSpec(**spec.model_dump(exclude={"asked", "publish", "version"}), version=base.version)
-        shape = read_root_info(ctx.layout.root(base.root, base.root_version)).shape
+        shape = read_root_info(ctx.roots.folder(base.root, base.root_version)).shape
         own, larger = peaks_of(shape, ctx.settings)
         size = sum((ctx.input / name).stat().st_size for name in inputs)
         record = JobRecord(

@@ -190,7 +190,7 @@ def _verdict_of(publish: Publish, worse: str | None, scores: dict[str, Any] | No
 def answers_of(ctx: JobContext, root: Root, live: ModelVersion, dev: list[Row]) -> HeldOutAnswers:
     """Run the live version on these rows, with its own weights, PLOT version, length and rules."""
     if (root.info.name, root.info.version) != (live.root, live.root_version):
-        root = load_root(ctx.layout.root(live.root, live.root_version))
+        root = load_root(ctx.roots.folder(live.root, live.root_version))
     assert live.module is not None
     artefact = Artefact.split(ctx.adapters.get(live.artefact))
     task = task_of_version(live)

@@ -102,7 +102,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     # Rows are read first, so that their errors are reported at once.
     data = None if name == "embedding" else read_data(ctx.input, name, options)
     plot = _pinned_plot(ctx, spec.root or spec.domain)
-    root = load_for_serving(ctx.layout.root(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
+    root = load_for_serving(ctx.roots.folder(plot.ref.split("/")[0], PlotMeta.of(plot).root_version))
     made, against = _made(ctx, spec, root, plot.id, data)
     verdict = Verdict()
     if spec.mode == "update":

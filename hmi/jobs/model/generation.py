@@ -200,7 +200,7 @@ def losses_of(ctx: JobContext, root: GenerativeRoot, live: ModelVersion, dev: Se
     A row that is too long for the version counts nothing. Raises Damaged, NotFound (no row counts).
     """
     if (root.info.name, root.info.version) != (live.root, live.root_version):
-        root = load_generative_root(ctx.layout.root(live.root, live.root_version))
+        root = load_generative_root(ctx.roots.folder(live.root, live.root_version))
     artefact = Artefact.split(ctx.adapters.get(live.artefact)).map(lambda value: value.float())
     texts = within(dev, root.tokenizer, live.max_length, "dev")
     if not any(texts):

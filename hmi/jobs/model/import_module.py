@@ -38,7 +38,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     domain, model = spec.domain, spec.model_id
     plot = ctx.domain(domain)
     root = plot.ref.split("/")[0]
-    info = read_any_info(ctx.layout.root(root, PlotMeta.of(plot).root_version))
+    info = read_any_info(ctx.roots.folder(root, PlotMeta.of(plot).root_version))
     ctx.progress(0, 1, phase="importing")
     made, described = _imported(ctx, info)
     made = made.map(lambda value: value.half())

@@ -106,7 +106,7 @@ def _rows(folder: Path, task: TaskKind, options: FineTuneOptions) -> list[Row]:
 def _trained(
     ctx: JobContext, version: ModelVersion, task: TaskKind, artefact: Artefact, parts: Divided
 ) -> Ramps:
-    root = load_root(ctx.layout.root(version.root, version.root_version))
+    root = load_root(ctx.roots.folder(version.root, version.root_version))
     assert version.module is not None, "the manager refuses embeddings"
     fit, held = (
         encoded_split(rows, root.tokenizer, version.max_length, windows=version.rules.windows)

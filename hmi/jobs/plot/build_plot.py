@@ -323,7 +323,7 @@ def _grow(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInfo
 
 def _root_of(ctx: JobContext, domain: DomainId) -> Root | GenerativeRoot:
     record = ctx.registry.root(domain.root)
-    return load_for_building(ctx.layout.root(record.name, record.version))
+    return load_for_building(ctx.roots.folder(record.name, record.version))
 
 
 def _pinned_parent(ctx: JobContext, domain: DomainId, mode: str) -> VersionInfo:

@@ -49,7 +49,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     """Run the job. It may be repeated at any point."""
     spec = EraseSpec.of(ctx.job)
     root = ctx.registry.root(ctx.domain(spec.domain).ref.partition("/")[0])
-    loaded = load_for_building(ctx.layout.root(root.name, root.version))
+    loaded = load_for_building(ctx.roots.folder(root.name, root.version))
     unwanted = _Unwanted.read(ctx, spec, loaded.tokenizer, loaded.info.n)
     rows = _erase_rows(ctx, spec, unwanted)
     passages = _erase_passages(ctx, spec, unwanted)

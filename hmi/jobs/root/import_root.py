@@ -43,8 +43,8 @@ from hmi.model.sources.root import AnyRootInfo, Root, RootInfo, read_any_info, s
 from hmi.model.sources.source import Source, find_source, load_encoder, read_pooling
 from hmi.model.text.batching import Encoded
 from hmi.model.text.tokenizer import Text, Tokenizer
-from hmi.stores.layout import Layout
 from hmi.stores.plot.plot_meta import PlotMeta
+from hmi.stores.root_files import RootFiles
 from hmi.training.data.corpus import check_corpus, corpus_as_utf8, read_documents
 from hmi.training.root.causal import causal_fidelity
 from hmi.training.root.distillation import DistilPlan, distil_lower, start_local, train_upper
@@ -154,6 +154,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         bytes=sum(f.stat().st_size for f in folder.iterdir()),
         job=ctx.job.job,
     )
+    ctx.roots.put(info.name, info.version)
     ctx.registry.put_root(record)
     return {
         "root": info.name,
@@ -170,7 +171,7 @@ def _numbers(info: AnyRootInfo) -> Iterator[float]:
 
 
 def measure_root(
-    record: RootRecord, layout: Layout, texts: Sequence[Path], source: str | None = None
+    record: RootRecord, roots: RootFiles, texts: Sequence[Path], source: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Measure a root's fidelity on some documents of each file. Returns it by file name, and, for an
     encoder, for their beginnings as `short`.
@@ -183,7 +184,7 @@ def measure_root(
         raise Conflict(
             f"{found.name} has other weights than root {record.name} was made from: restore the original ones"
         )
-    root = load_for_building(layout.root(record.name, record.version))
+    root = load_for_building(roots.folder(record.name, record.version))
     assert root.lower is not None
     kinds: Texts = {}
     for path in texts:

@@ -72,7 +72,7 @@ def run(
     record = ctx.registry.root(spec.name)
     if (record.version, record.source.get("sha256")) != (spec.repairs, source.sha256):
         raise Conflict(f"root {record.name} is not the one that this import was to repair", field="source")
-    folder = ctx.layout.root(record.name, record.version)
+    folder = ctx.roots.folder(record.name, record.version)
     before = _inspect(folder)
     list_path, made = ctx.folder / "repaired.json", folder.parent / ctx.job.job
     if before.bad or before.info is None:
@@ -88,6 +88,7 @@ def run(
     problems = verify_root(folder)
     if problems:
         raise Damaged(f"root {record.name} was repaired and is damaged again: check the disk ({problems[0]})")
+    ctx.roots.put(record.name, record.version)
     shutil.rmtree(made, ignore_errors=True)
     fidelity = read_any_info(folder).fidelity
     return {

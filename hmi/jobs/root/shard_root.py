@@ -41,10 +41,10 @@ def run(ctx: JobContext) -> dict[str, Any]:
     StorageFull."""
     spec = ShardRootSpec.of(ctx.job)
     record = ctx.registry.root(spec.name)
-    folder = ctx.layout.root(record.name, record.version)
+    folder = ctx.roots.folder(record.name, record.version)
     torch.set_num_threads(1)
     s = ctx.settings
-    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, "fp32")
+    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, "fp32", roots=ctx.roots)
     try:
         measured = _models(ctx, bundles, record.name)
         make_shards(folder, _report(ctx, "cutting layers into shards"))
@@ -55,6 +55,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
                 bytes=shard_bytes(folder), models=len(measured), agreement=agreement_of(found), created=now()
             )
         ctx.check()
+        ctx.roots.put(record.name, record.version)
         ctx.registry.put_root(ctx.registry.root(record.name).model_copy(update={"shards": about}))
         remarks = {"metrics": {"warnings": [IMPORTANCE_IGNORED]}} if spec.importance else {}
         return {"root": record.name, **about.model_dump(), **remarks}

@@ -13,9 +13,11 @@ from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
+from hmi.stores.bucket import Bucket, bucket_of
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import current_version, open_plots
 from hmi.stores.records.registry import Registry
+from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
 from plot_store import Store, VersionInfo
@@ -70,16 +72,24 @@ class JobContext:
         return open_plots(self.layout.plots, self.settings)
 
     @cached_property
+    def bucket(self) -> Bucket | None:
+        return bucket_of(self.settings)
+
+    @cached_property
+    def roots(self) -> RootFiles:
+        return RootFiles.of(self.settings, self.bucket)
+
+    @cached_property
     def adapters(self) -> AdapterStore:
-        return AdapterStore(self.layout.adapters)
+        return AdapterStore(self.layout.adapters, bucket=self.bucket)
 
     @cached_property
     def lowers(self) -> AdapterStore:
-        return AdapterStore(self.layout.lowers, LOWER_CURE)
+        return AdapterStore(self.layout.lowers, LOWER_CURE, self.bucket)
 
     @cached_property
     def samples(self) -> Samples:
-        return Samples(self.layout.samples)
+        return Samples(self.layout.samples, self.bucket)
 
     def domain(self, domain: str) -> VersionInfo:
         """Return a domain's current version. Raises NotFound."""

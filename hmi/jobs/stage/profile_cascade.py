@@ -55,7 +55,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     rows, seen = _rows(ctx, large.live, None if small is None else small.live, spec)
     torch.set_num_threads(1)
     s = ctx.settings
-    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision)
+    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision, roots=ctx.roots)
     try:
         last = Level(bundles, large)
         if small is None:

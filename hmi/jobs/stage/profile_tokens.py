@@ -282,7 +282,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     parts = read_parts(ctx.input, task, spec.options, seen_by(ctx, version))
     ctx.pin(PinnedPlots(plot=version.plot_version))
     stored = ctx.adapters.get(version.artefact)
-    root = load_root(ctx.layout.root(version.root, version.root_version))
+    root = load_root(ctx.roots.folder(version.root, version.root_version))
     artefact = Artefact.split(stored)
     if spec.prompts:
         sets = _trained(ctx, version, task, root, artefact, parts)
@@ -344,7 +344,7 @@ def _profile(
     split, gammas = _encoded(version, root, parts.judged), [0, *MERGES, *map(int, prompts)]
     steps = len(gammas) * len(split.rows)
     s = ctx.settings
-    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision)
+    bundles = Bundles(s.data, ctx.registry, ctx.plots, ctx.adapters, ctx.lowers, s.precision, roots=ctx.roots)
     try:
         part = bundles.load_task_part(version.artefact)
         part = replace(part, prompts=copied_prompts(prompts))

@@ -25,7 +25,7 @@ import xxhash
 from torch import Tensor, nn
 
 from hmi.model.checked import file_sha256
-from hmi.model.files import publish_folder, sync_folder, write_bytes, write_json, write_tensors
+from hmi.model.files import publish_folder, replace_folder, write_bytes, write_json, write_tensors
 from hmi.model.sources.root import Root, load_root
 from hmi.stages.elastic_shards.codec import Bytes, LayerCodec, LayerCut, ShardedLayer
 from hmi.stages.elastic_shards.versions import VERSIONS
@@ -63,19 +63,9 @@ def make_shards(folder: Path, report: Callable[[int, int], None] = lambda done, 
     made = folder / f".{FOLDER}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         publish_folder(made, lambda aside: _fill(aside, root, report))
-        _exchange(made, folder / FOLDER)
+        replace_folder(made, folder / FOLDER)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _exchange(made: Path, final: Path) -> None:
-    """Put a finished folder in the place of an earlier one, which is removed."""
-    old = final.with_name(f".{FOLDER}.{uuid.uuid4().hex[:8]}.tmp")
-    if final.exists():
-        final.rename(old)
-    made.rename(final)
-    sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _fill(folder: Path, root: Root, report: Callable[[int, int], None]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hmi.errors import Unavailable
+from hmi.stores.bucket import Bucket
 from hmi.stores.tensors.content_store import ContentStore
 from hmi.stores.tensors.content_store import DamagedArtefact as DamagedArtefact
 
@@ -58,9 +59,9 @@ class AdapterStore(ContentStore):
 
     suffix = SUFFIX
 
-    def __init__(self, folder: Path, cure: str = MODEL_CURE) -> None:
-        """Create the folder if needed. `cure` ends the messages about damaged files. Raises StorageFull."""
-        super().__init__(folder, cure)
+    def __init__(self, folder: Path, cure: str = MODEL_CURE, bucket: Bucket | None = None) -> None:
+        """See `ContentStore`. Raises StorageFull."""
+        super().__init__(folder, cure, bucket)
 
     def put(self, tensors: Mapping[str, Tensor], meta: dict[str, str] | None = None) -> tuple[str, int]:
         """Store tensors durably, equal content once; returns (name, bytes). Raises StorageFull."""
@@ -110,7 +111,7 @@ class AdapterStore(ContentStore):
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(self._path(name), "np") as file:
+            with safe_open(self.path(name), "np") as file:
                 return dict(json.loads((file.metadata() or {}).get("meta", "{}")))
         except (OSError, ValueError, SafetensorError) as error:
             # An OSError's message names a path.

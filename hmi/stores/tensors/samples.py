@@ -14,6 +14,7 @@ from pathlib import Path
 
 import zstandard
 
+from hmi.stores.bucket import Bucket
 from hmi.stores.tensors.content_store import ContentStore, DamagedArtefact
 
 MAX_PASSAGES = 20_000
@@ -30,9 +31,9 @@ class Samples(ContentStore):
 
     suffix = ".jsonl.zst"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bucket: Bucket | None = None) -> None:
         """Create the folder if needed. Raises StorageFull."""
-        super().__init__(folder, CURE)
+        super().__init__(folder, CURE, bucket)
 
     def put(self, passages: Sequence[str]) -> str:
         """Store a sample durably and return its name. Raises StorageFull."""
@@ -60,11 +61,13 @@ class Samples(ContentStore):
 
     def size_of(self, name: str) -> int:
         """The size of a sample's file in bytes; 0 if it is not there."""
-        return self._path(name).stat().st_size if self.has(name) else 0
+        return self.path(name).stat().st_size if self.has(name) else 0
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove these samples at once, whatever their age. Ignores missing ones."""
+        """Remove these samples at once, whatever their age, also from the bucket. Ignores missing ones."""
         with self._lock(shared=False):
+            if self._bucket is not None:
+                self._bucket.remove(map(self._shared, names))
             for name in names:
                 with suppress(FileNotFoundError):
                     self._path(name).unlink()

@@ -21,7 +21,6 @@ from hmi.manager.roots import export_locality
 from hmi.metrics import Metrics
 from hmi.model.sources.root import load_root
 from hmi.model.text.tokenizer import Text
-from hmi.stores.layout import Layout
 from tests.e2e.conftest import CORPUS, QUICK, ROOT_OPTIONS, ROOT_TEXT, Home, mood_rows, pair_rows, tag_rows
 from tests.e2e.engine.test_kinds import figures
 from tests.hmi.labs.api_world import hmi
@@ -212,4 +211,4 @@ def test_what_is_of_no_use_without_lower_layers_is_refused(deep: Home) -> None:
     with pytest.raises(InvalidInput, match="root deep computes all layers: give full or auto"):
         manager.set_objective(str(MOOD), dict, {"depth": "fast"})
     with pytest.raises(Conflict, match="no locality weights"):
-        export_locality(manager.registry, Layout(deep.settings.data), "deep", Path("x"), None)
+        export_locality(manager.registry, deep.manager.root_files, "deep", Path("x"), None)

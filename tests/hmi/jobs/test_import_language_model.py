@@ -22,7 +22,6 @@ from hmi.model.sources.language_model import load_language_model
 from hmi.model.sources.root import load_root, verify_root
 from hmi.model.sources.source import find_source
 from hmi.model.text.batching import Encoded, pad_ids
-from hmi.stores.layout import Layout
 from plot_store import Hits
 from tests.hmi.labs.api_world import hmi
 from tests.hmi.labs.build_lab import run
@@ -233,7 +232,7 @@ def test_layers_are_trained_together_and_on_from_there(
     fitted, trained = (manager.registry.root(name) for name in ("fitted", "tiny"))
     assert trained.fidelity["kl"] < fitted.fidelity["kl"]
     file = tmp_path / "x.locality.zst"
-    name, size = export_locality(manager.registry, Layout(manager.settings.data), "tiny", file, str(source))
+    name, size = export_locality(manager.registry, manager.root_files, "tiny", file, str(source))
     assert (name.endswith("-split2.locality.zst"), size) == (True, file.stat().st_size)
     monkeypatch.setattr(import_language_model, "shipped_locality", lambda *_: file)
     run(manager, manager.import_root("shipped", str(source), **given))
@@ -290,7 +289,7 @@ def test_what_a_language_model_cannot_do_yet_is_said(
     with pytest.raises(UnsupportedModel, match="language model"):
         load_root(data / "roots" / "tiny" / record.version)
     with pytest.raises(Conflict, match="no locality weights"):
-        export_locality(manager.registry, Layout(data), "tiny", data / "x", None)
+        export_locality(manager.registry, manager.root_files, "tiny", data / "x", None)
     shown = hmi(capsys, "root", "show", "tiny", "--data", data)
     assert "PERPLEXITY / SOURCE'S" in shown
     (data / "held.txt").write_bytes(text(5, 20))

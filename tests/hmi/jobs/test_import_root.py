@@ -19,7 +19,6 @@ from hmi.manager.roots import export_locality
 from hmi.model.sources.root import load_root, read_root_info
 from hmi.model.sources.source import load_encoder
 from hmi.model.text.batching import pad_ids
-from hmi.stores.layout import Layout
 from tests.hmi.labs.api_world import hmi
 from tests.hmi.labs.build_lab import attempt, run
 from tests.tiny import random_texts, write_tiny_mpnet
@@ -161,7 +160,7 @@ def test_training_goes_on_from_shipped_weights(
         imported("none", onwards)
     first = imported("first", RIDGE_ONLY)
     file = tmp_path / "first.zst"
-    export_locality(manager.registry, Layout(manager.settings.data), "first", file, str(tiny_source))
+    export_locality(manager.registry, manager.root_files, "first", file, str(tiny_source))
     monkeypatch.setattr(import_root, "shipped_locality", lambda *_: file)
     same = imported("same", onwards)
     assert same == pytest.approx(first, abs=0.005), "packing the weights loses next to nothing"

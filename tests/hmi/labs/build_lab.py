@@ -22,9 +22,9 @@ def text(seed: int, count: int = 60) -> bytes:
     return "\n".join(random_texts(count, seed)).encode()
 
 
-def tiny_manager(source: Path, data: Path) -> Iterator[Manager]:
+def tiny_manager(source: Path, data: Path, **settings: Any) -> Iterator[Manager]:
     """A manager whose root `tiny` has a PLOT of its own; closed after use."""
-    opened = Manager(Settings(data=data, job_workers=0, teachers=""))
+    opened = Manager(Settings(data=data, job_workers=0, teachers="", **settings))
     few = {"steps": 2, "upper_steps": 1}
     job = opened.import_root("tiny", str(source), texts={"text-0": text(1, 280)}, alpha=60, options=few)
     assert attempt(opened, job, import_root.run)
