@@ -42,7 +42,7 @@ class Parts:
     @property
     def manages(self) -> bool:
         """Whether this node is the one that removes what nobody needs from the bucket."""
-        return self.settings.role == "primary"
+        return self.registry.is_primary()
 
     def deleted_models(self, models: Iterable[ModelRecord]) -> None:
         """Tell that these models have been deleted."""

@@ -41,12 +41,10 @@ class Bucket:
             self._files: Objects = open_objects(_below(url, "files"))
 
     def put(self, name: str, path: Path) -> None:
-        """Store a file under a name, unless there is one of this size."""
-        size = path.stat().st_size
-        with plot_errors():
-            if self._files.size(name) != size:
-                with _bytes(path, size) as data:
-                    self._files.put(name, data)
+        """Store a file under a name, in place of an earlier one. Its age begins anew, by which collections
+        know what a job is about to publish."""
+        with plot_errors(), _bytes(path, path.stat().st_size) as data:
+            self._files.put(name, data)
 
     def fetch(self, name: str, path: Path, sha256: str) -> bool:
         """Bring a file to `path`, whose folder exists. Returns False if there is none of this name.

@@ -37,7 +37,8 @@ class SharedFolder:
         before = self.listed()
         files = {name: file_sha256(path) for name, path in found.items()}
         for name, sha256 in files.items():
-            self._bucket.put(self._of(sha256), found[name])
+            if sha256 not in before.values():
+                self._bucket.put(self._of(sha256), found[name])
         files = {**before, **files}
         if files != before:
             self._bucket.write(self._of(LIST), json.dumps(files).encode())
