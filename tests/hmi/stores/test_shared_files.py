@@ -118,7 +118,7 @@ def test_a_file_is_in_the_bucket_before_its_name_is_known(place: Shared, tmp_pat
         assert torch.equal(other.get(name)["t"], tensors["t"])
         if len(calls_of(node)) < at:
             break
-    assert at > 2
+    assert at > 1
 
 
 @pytest.mark.parametrize("how", FAULTS)
