@@ -142,6 +142,13 @@ class ContentStore:
         shared = [] if self._bucket is None else self._bucket.names(self._folder.name)
         return self.names() | self._names(name.rpartition("/")[2] for name in shared)
 
+    def share(self, names: Collection[str]) -> None:
+        """Put those of these artefacts into the bucket that only the folder has."""
+        if self._bucket is not None and names:
+            had = self._names(n.rpartition("/")[2] for n in self._bucket.names(self._folder.name))
+            for name in sorted((self.names() & set(names)) - had):
+                self._bucket.put(self._shared(name), self._path(name))
+
     def _names(self, files: Iterable[str]) -> set[str]:
         found = {file.removesuffix(self.suffix) for file in files if file.endswith(self.suffix)}
         return {name for name in found if _NAME.fullmatch(name)}

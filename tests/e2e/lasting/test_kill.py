@@ -56,7 +56,10 @@ class Lab:
         command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]
         with (self.work / "server.log").open("ab") as log:
             self.server = subprocess.Popen(
-                [*command, "--job-workers", "2", *self.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*command, "--job-workers", "2", *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         until = time.monotonic() + READY_S
         while True:
