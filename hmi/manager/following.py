@@ -57,8 +57,8 @@ class Following:
             self._thread.join()
 
     def _share(self) -> None:
-        """Put into the bucket what the registry names and only this data folder has: all of it when the folder
-        becomes shared, later what a crash has left."""
+        """Put into the bucket what the registry names and only this data folder has: all of it when the
+        folder becomes shared, later what a crash has left."""
         parts = self._parts
         with plot_errors():
             metas = parts.plots.metas()

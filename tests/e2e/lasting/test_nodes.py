@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +13,7 @@ import pytest
 from bench.harness.server import free_port
 from hmi.errors import HmiError, InvalidInput, NotFound, Unavailable
 from tests.e2e.conftest import mood_rows
-from tests.e2e.lasting.test_kill import Lab, build, fine_tune
+from tests.e2e.lasting.test_kill import Lab, fine_tune
 from tests.tiny import random_texts
 from tests.waiting import wait_until
 
