@@ -67,9 +67,10 @@ class RootFiles:
     def share(self, name: str, version: str) -> None:
         """Put a root's files into the bucket if it has none of them, for a folder that had no bucket before.
         Raises as `folder`."""
-        if self._bucket is not None and self._layout.root(name, version).is_dir():
-            if not self._shared(self._bucket, name, version).listed():
-                self.put(name, version)
+        if self._bucket is None or not self._layout.root(name, version).is_dir():
+            return
+        if not self._shared(self._bucket, name, version).listed():
+            self.put(name, version)
 
     def remove(self, name: str, version: str) -> None:
         """Remove a root's files from the bucket. Raises Unavailable."""
