@@ -13,6 +13,7 @@ from hmi.manager.files import FileOperations
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.manager.roots import RootOperations
 from hmi.model.checked import ROOT_CURE
+from hmi.stores.bucket import Bucket
 from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
 from hmi.stores.plot.plot_meta import lowers_of, samples_of
@@ -37,6 +38,7 @@ class Consistency:
             {
                 "checking": self._warn,
                 "removing what imports left": self._drop_strays,
+                "sharing": self._share,
                 "collecting": self.collect,
             },
         )
@@ -44,6 +46,22 @@ class Consistency:
     def _warn(self) -> None:
         for problem in self.verify():
             log.warning("%s", problem)
+
+    def _share(self) -> None:
+        """Put what the bucket lacks there. There is something if the data folder had no bucket before."""
+        parts = self._parts
+        if parts.bucket is None or not parts.manages:
+            return
+        with plot_errors():
+            versions = parts.plots.metas()
+        parts.adapters.share(parts.used_artefacts())
+        parts.lowers.share(lowers_of(versions))
+        parts.samples.share(samples_of(versions))
+        for root in parts.registry.roots():
+            parts.roots.share(root.name, root.version)
+        for job in parts.registry.live_jobs():
+            JobFolder(parts.layout.jobs, job.job, parts.bucket).share()
+        FileOperations(parts).share()
 
     def _drop_strays(self) -> None:
         with plot_errors():
@@ -145,7 +163,24 @@ class Consistency:
         if not any(j.kind == "build_plot" for j in parts.registry.live_jobs()):
             beside["lowers"] = parts.lowers.gc(lowers_of(versions), HOUR_S)[1]
             beside["samples"] = parts.samples.gc(samples_of(versions), HOUR_S)[1]
+        if parts.bucket is not None and parts.manages:
+            self._collect_shared(parts.bucket)
         return {"adapters": adapters, "plots": freed, **beside, "files": files}
+
+    def _collect_shared(self, bucket: Bucket) -> None:
+        """Remove from the bucket what crashes left there: inputs of jobs, files of callers and of roots."""
+        old = [name for part in ("jobs", "files", "roots") for name in bucket.names(part, HOUR_S)]
+        # Jobs are read first. An import that ends meanwhile has published its root before.
+        known = {job.job for job in self._parts.registry.live_jobs()}
+        known |= {root.version for root in self._parts.registry.roots()}
+
+        def needed(name: str) -> bool:
+            part, *within = name.split("/")
+            return not known.isdisjoint(within) or (
+                part == "files" and self._parts.registry.file(within[-1]) is not None
+            )
+
+        bucket.remove([name for name in old if not needed(name)])
 
     def pinned_plots(self) -> set[str]:
         """PLOT versions that a kept model version or a live job depends on."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hmi.core import now
-from hmi.errors import Damaged
+from hmi.errors import Damaged, Unavailable
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.model.files import full_or, sync_folder
 from hmi.stores.records.file_table import FileLimits
@@ -30,7 +30,7 @@ class FileOperations:
         """Move `source`, which must lie in the data folder, among the files. The file is durable afterwards.
 
         limited: refuse it if the tenant would have more than the settings allow. Raises NotFound (no such
-        tenant), QuotaExceeded, StorageFull.
+        tenant), QuotaExceeded, StorageFull, Unavailable (the bucket).
         """
         settings = self._parts.settings
         record = FileRecord(
@@ -45,10 +45,12 @@ class FileOperations:
         target = self._folder / record.file
         self._move(source, target)
         try:
+            if self._parts.bucket is not None:
+                self._parts.bucket.put(_shared(record.file), target)
             limits = FileLimits(settings.max_files, settings.files_bytes)
             self._parts.registry.add_file(record, limits if limited else None)
         except BaseException:
-            target.unlink(missing_ok=True)
+            self.forget([record.file])
             raise
         return record
 
@@ -61,10 +63,15 @@ class FileOperations:
         return self._parts.registry.files(tenant)[::-1]
 
     def checked(self, record: FileRecord) -> Path:
-        """The content of a file, all bytes of which are compared with their checksum. Raises Damaged."""
-        path = self._folder / record.file
+        """The content of a file, all bytes of which are compared with their checksum. What is missing or
+        damaged here is fetched from the bucket. Raises Damaged, Unavailable, StorageFull."""
+        path, bucket = self._folder / record.file, self._parts.bucket
         with suppress(FileNotFoundError):
             if _sha256(path) == record.sha256:
+                return path
+        if bucket is not None:
+            self._folder.mkdir(exist_ok=True)
+            if bucket.fetch(_shared(record.file), path, record.sha256):
                 return path
         raise Damaged(f"the content of file {record.file} is missing or damaged: delete it and send it again")
 
@@ -75,9 +82,23 @@ class FileOperations:
 
     def forget(self, files: Iterable[str]) -> None:
         """Remove the contents of files whose records are gone."""
-        for file in files:
+        gone = list(files)
+        for file in gone:
             with suppress(FileNotFoundError):
                 (self._folder / file).unlink()
+        if self._parts.bucket is not None:
+            with suppress(Unavailable):  # the hourly collection makes up for it
+                self._parts.bucket.remove(map(_shared, gone))
+
+    def share(self) -> None:
+        """Put the files that only the data folder has into the bucket. Raises Unavailable."""
+        bucket = self._parts.bucket
+        here = list(self._folder.iterdir()) if self._folder.is_dir() else []
+        if bucket is not None and here:
+            shared = set(bucket.names("files"))
+            for path in here:
+                if _shared(path.name) not in shared and self.find(path.name) is not None:
+                    bucket.put(_shared(path.name), path)
 
     def collect(self) -> int:
         """Remove contents without a record, which a crash has left, and return their bytes."""
@@ -101,6 +122,11 @@ class FileOperations:
             sync_folder(self._folder)
         except OSError as error:
             raise full_or(error, target) from error
+
+
+def _shared(file: str) -> str:
+    """A file's name in the bucket."""
+    return f"files/{file}"
 
 
 def _new_id() -> str:

@@ -10,8 +10,6 @@ from typing import Final
 from hmi.manager.parts import Parts
 from hmi.stores.bucket import Bucket
 from hmi.stores.failures import log_failure
-from hmi.stores.plot.plot_meta import lowers_of, samples_of
-from hmi.stores.plot.plots import plot_errors
 from hmi.stores.records.nodes import Primary
 
 log = logging.getLogger("hmi.manager")
@@ -41,7 +39,6 @@ class Following:
             self._led = True
             if self._registry.lead(url):
                 log.info("this server is the primary of %s from now on", self._bucket.journal.place)
-            self._share()
         self._thread = threading.Thread(target=self._follow, name="hmi-following", daemon=True)
         self._thread.start()
         return self._led
@@ -55,18 +52,6 @@ class Following:
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
-
-    def _share(self) -> None:
-        """Put into the bucket what the registry names and only this data folder has: all of it when the
-        folder becomes shared, later what a crash has left."""
-        parts = self._parts
-        with plot_errors():
-            metas = parts.plots.metas()
-        for root in self._registry.roots(tolerant=True):
-            parts.roots.share(root.name, root.version)
-        parts.lowers.share(lowers_of(metas))
-        parts.samples.share(samples_of(metas))
-        parts.adapters.share(parts.used_artefacts())
 
     def _follow(self) -> None:
         while not self._ending.wait(LOOK_S):

@@ -78,7 +78,7 @@ class Manager:
         self.on_deleted: Callable[[DeletedParts], None] = lambda deleted: None
         """Called after each deletion, on its thread: a server lets its engine give back the memory."""
         self._parts = Parts(
-            *(settings, layout, registry, plots, adapters, lowers, samples, self.root_files, runner),
+            *(settings, layout, bucket, registry, plots, adapters, lowers, samples, self.root_files, runner),
             misses=self.misses,
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hmi.core import DeletedParts, DomainId, JobRecord, RootRecord, check_name
-from hmi.errors import Conflict, InvalidInput
+from hmi.errors import Conflict, InvalidInput, Unavailable
 from hmi.jobs.checks import checked_corpus
 from hmi.jobs.options import ImportRootOptions
 from hmi.jobs.specs import ImportRootSpec, ShardRootSpec
@@ -135,7 +135,8 @@ class RootOperations:
         self._parts.tell_deleted(DeletedParts(roots=frozenset([name])))
         with suppress(FileNotFoundError):
             shutil.rmtree(self._parts.layout.roots / name)
-        self._parts.roots.remove(name, record.version)
+        with suppress(Unavailable):  # the hourly collection makes up for it
+            self._parts.roots.remove(name, record.version)
         self.profiles.drop(name)
 
     def drop_stray(self, name: str) -> bool:

@@ -65,11 +65,12 @@ class RootFiles:
             self._shared(self._bucket, name, version).put(self._layout.root(name, version))
 
     def share(self, name: str, version: str) -> None:
-        """Put a root's files into the bucket if it has none of them. Raises Unavailable."""
-        if self._bucket is not None and self._layout.root(name, version).is_dir():
-            shared = self._shared(self._bucket, name, version)
-            if not shared.listed():
-                shared.put(self._layout.root(name, version))
+        """Put a root's files into the bucket if it has none of them, for a folder that had no bucket before.
+        Raises as `folder`."""
+        if self._bucket is None or not self._layout.root(name, version).is_dir():
+            return
+        if not self._shared(self._bucket, name, version).listed():
+            self.put(name, version)
 
     def remove(self, name: str, version: str) -> None:
         """Remove a root's files from the bucket. Raises Unavailable."""

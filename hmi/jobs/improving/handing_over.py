@@ -48,7 +48,7 @@ def tidy_superseded(ctx: JobContext, improvement: Improvement | None) -> None:
     """Delete the rows of an earlier job that this job's publication has ended."""
     if improvement is None:
         return
-    folder = JobFolder(ctx.layout.jobs, improvement.job)
+    folder = JobFolder(ctx.layout.jobs, improvement.job, ctx.bucket)
     if folder.path.exists():
         with folder.try_lock() as free:
             if free:
@@ -57,7 +57,7 @@ def tidy_superseded(ctx: JobContext, improvement: Improvement | None) -> None:
 
 def _queued(ctx: JobContext, spec: FineTuneSpec, base: ModelVersion) -> str | None:
     job = new_job_id()
-    folder = JobFolder(ctx.layout.jobs, job)
+    folder = JobFolder(ctx.layout.jobs, job, ctx.bucket)
     inputs = [name for name in ROWS if (ctx.input / name).exists()]
     folder.link(ctx.input, inputs, PinnedPlots(plot=base.plot_version))
     try:

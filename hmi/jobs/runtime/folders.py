@@ -16,10 +16,12 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from hmi.core import Progress, Record
-from hmi.errors import InvalidInput
+from hmi.errors import InvalidInput, Unavailable
 from hmi.model.files import full_or, sync_folder, write_json
+from hmi.stores.bucket import Bucket
 from hmi.stores.layout import read_json, try_lock
 from hmi.stores.records.job_table import check_job_id, job_id_at
+from hmi.stores.shared_folder import SharedFolder
 
 _INPUT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
@@ -48,10 +50,14 @@ class PinnedPlots(Record):
 
 
 class JobFolder:
-    """The paths and small files of one job."""
+    """The paths and small files of one job.
 
-    def __init__(self, jobs: Path, job: str) -> None:
+    With a bucket, the input is also there until the job ends, so that it outlives this machine's disk.
+    """
+
+    def __init__(self, jobs: Path, job: str, bucket: Bucket | None = None) -> None:
         self.path = jobs / check_job_id(job)
+        self._shared = None if bucket is None else SharedFolder(bucket, f"jobs/{job}")
 
     @property
     def input(self) -> Path:
@@ -69,7 +75,8 @@ class JobFolder:
     def create(self, inputs: Mapping[str, Path | bytes], moved_from: Path) -> None:
         """Create the folder with its input, durably. Files below `moved_from` are moved, others copied.
 
-        Raises InvalidInput (an input cannot be read), StorageFull; the folder is then removed again.
+        Raises InvalidInput (an input cannot be read), StorageFull, Unavailable (the bucket); the folder is
+        then removed again.
         """
         with self._made():
             for name, source in inputs.items():
@@ -79,8 +86,8 @@ class JobFolder:
     def link(self, source: Path, names: Sequence[str], plots: PinnedPlots) -> None:
         """Create the folder with links to these files of another job's input, durably, and pin the versions.
 
-        The files stay as long as one of the two jobs has them. Raises StorageFull; the folder is then removed
-        again.
+        The files stay as long as one of the two jobs has them. Raises StorageFull, Unavailable (the bucket);
+        the folder is then removed again.
         """
         with self._made():
             for name in names:
@@ -96,11 +103,17 @@ class JobFolder:
             yield
             for folder in (self.input, self.path, self.path.parent):
                 sync_folder(folder)
+            self.share()
         except BaseException as error:
             self.remove()
             if isinstance(error, OSError):
                 raise full_or(error, self.path) from error
             raise
+
+    def share(self) -> None:
+        """Put the input into the bucket. Raises Unavailable."""
+        if self._shared is not None and self.input.is_dir() and any(self.input.iterdir()):
+            self._shared.put(self.input)
 
     def try_lock(self) -> AbstractContextManager[bool]:
         """Take the job's lock; its holder runs the job. Yields False if another process holds it."""
@@ -108,8 +121,16 @@ class JobFolder:
         return try_lock(self.path / "lock")
 
     def missing(self, names: list[str]) -> list[str]:
-        """Return those of the inputs that are not on disk."""
-        return [n for n in names if not (self.input / n).is_file()]
+        """Return those of the inputs that are neither on disk nor in the bucket, from which others are
+        fetched. Raises Damaged, Unavailable, StorageFull (of the bucket's)."""
+
+        def lacking() -> list[str]:
+            return [n for n in names if not (self.input / n).is_file()]
+
+        if self._shared is not None and (lost := lacking()):
+            self.input.mkdir(parents=True, exist_ok=True)
+            self._shared.fetch(self.input, self._shared.listed().keys() & set(lost))
+        return lacking()
 
     def write_progress(self, progress: Progress) -> None:
         # Not synced: after a power failure nobody needs the figures.
@@ -138,6 +159,7 @@ class JobFolder:
     def tidy(self) -> None:
         """Remove everything but progress, log and lock file; call it after the job's end. Another
         process may be waiting for the lock."""
+        self._unshare()
         # Another process may be doing the same.
         with suppress(FileNotFoundError):
             for path in self.path.iterdir():
@@ -149,9 +171,15 @@ class JobFolder:
                     path.unlink()
 
     def remove(self) -> None:
+        self._unshare()
         # Another process may be removing the same.
         with suppress(FileNotFoundError):
             shutil.rmtree(self.path)
+
+    def _unshare(self) -> None:
+        if self._shared is not None and self.input.exists():  # it was not done yet
+            with suppress(Unavailable):  # the hourly collection makes up for it
+                self._shared.remove()
 
     def age_s(self) -> float:
         return time.time() - self.path.stat().st_mtime

@@ -52,7 +52,7 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     bucket, limits = bucket_of(settings), default_limits(settings)
     journal = None if bucket is None else bucket.journal
     registry = Registry.open(layout.registry, defaults=limits, checked=True, journal=journal)
-    folder = JobFolder(layout.jobs, registry.job(job).job)
+    folder = JobFolder(layout.jobs, registry.job(job).job, bucket)
     with folder.try_lock() as got:
         if not got:
             return TAKEN

@@ -20,6 +20,7 @@ from hmi.jobs.runtime.memory_room import MemoryRoom
 from hmi.jobs.runtime.pacing import Pacer, in_background
 from hmi.jobs.runtime.process import after_end, put_back
 from hmi.jobs.runtime.starter import Process, Starter
+from hmi.stores.bucket import bucket_of
 from hmi.stores.failures import log_damaged, log_failure, run_each
 from hmi.stores.layout import Layout
 from hmi.stores.records.job_table import asked_to_stop
@@ -78,7 +79,7 @@ class JobRunner:
         self._registry, self.starter = registry, Starter(settings, bodies)
         self._settings, self.pacer = settings, Pacer(settings.background_percent)
         self._workers = settings.job_workers if workers is None else workers
-        self._layout = Layout(settings.data)
+        self._layout, self._bucket = Layout(settings.data), bucket_of(settings)
         self._housekeeping = housekeeping
         self.on_ended: list[Callable[[JobRecord], None]] = []
         """Called with the record of each job whose process has ended here, on the runner's thread."""
@@ -110,7 +111,7 @@ class JobRunner:
         other files copied.
 
         Raises Conflict (another job has the same target), InvalidInput, NotFound (tenant),
-        StorageFull, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, began
+        StorageFull, Unavailable, QuotaExceeded (the tenant has `tenant_limit` queued and running jobs, began
         too many within a day, or may store no more).
         """
         self._registry.check_job_quota(tenant, tenant_limit)
@@ -419,4 +420,4 @@ class JobRunner:
         clean(self._registry, self._layout)
 
     def _folder(self, job: str) -> JobFolder:
-        return JobFolder(self._layout.jobs, job)
+        return JobFolder(self._layout.jobs, job, self._bucket)

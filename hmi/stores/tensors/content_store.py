@@ -143,11 +143,15 @@ class ContentStore:
         return self.names() | self._names(name.rpartition("/")[2] for name in shared)
 
     def share(self, names: Collection[str]) -> None:
-        """Put those of these artefacts into the bucket that only the folder has."""
-        if self._bucket is not None and names:
-            had = self._names(n.rpartition("/")[2] for n in self._bucket.names(self._folder.name))
-            for name in sorted((self.names() & set(names)) - had):
-                self._bucket.put(self._shared(name), self._path(name))
+        """Put those of the artefacts that only the folder has into the bucket, for a folder that had none
+        before. Damaged files stay out."""
+        if self._bucket is None:
+            return
+        shared = self._bucket.names(self._folder.name)
+        for name in (self.names() & set(names)) - self._names(file.rpartition("/")[2] for file in shared):
+            with self._lock(shared=True):
+                if self._is_intact(self._path(name), name):
+                    self._bucket.put(self._shared(name), self._path(name))
 
     def _names(self, files: Iterable[str]) -> set[str]:
         found = {file.removesuffix(self.suffix) for file in files if file.endswith(self.suffix)}

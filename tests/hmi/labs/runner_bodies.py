@@ -90,4 +90,4 @@ def version_by(job: str, **changes: Any) -> ModelVersion:
     return ModelVersion(**{**fields, **changes})
 
 
-BODIES = {"import_root": run, "build_plot": run, "fine_tune": run, "improve": run}
+BODIES = {"import_root": run, "build_plot": run, "fine_tune": run, "improve": run, "shard_root": run}

@@ -18,6 +18,7 @@ import torch
 from hmi.config import Settings
 from hmi.errors import Damaged, Unavailable
 from hmi.jobs.root import shard_root
+from hmi.jobs.runtime.folders import JobFolder
 from hmi.manager import Manager
 from hmi.model.checked import file_sha256
 from hmi.model.sources.root import load_root, verify_root
@@ -29,6 +30,8 @@ from hmi.stores.tensors.adapter_store import AdapterStore, DamagedArtefact
 from hmi.stores.tensors.samples import Samples
 from tests.bucket import credentials
 from tests.hmi.labs.build_lab import attempt, tiny_manager
+from tests.hmi.labs.manager_lab import add_model
+from tests.hmi.labs.runner_lab import BODIES
 from tests.plot_store.remotelab import Place
 
 TENSORS = {"module.a": torch.arange(12.0).reshape(3, 4).half(), "head.out.bias": torch.ones(3)}
@@ -408,4 +411,150 @@ def test_a_deleted_root_leaves_the_bucket(primary: Manager, tmp_path: Path, tiny
     for manager in tiny_manager(tiny_source, tmp_path / "d", bucket=str(tmp_path / "other")):
         assert manager.root_files.has(*where(manager))
         manager.delete_root("tiny")
-        assert in_bucket(Shared(str(tmp_path / "other"))).keys() == set()
+        assert Shared(str(tmp_path / "other")).node().names("roots") == []
+
+
+# Jobs' inputs, callers' files, and what holds for all
+
+
+def manager_of(place: Shared | None, data: Path, **settings: Any) -> Manager:
+    given = {"bucket": "" if place is None else place.url, "job_workers": 0, **settings}
+    return Manager(Settings(data=data, **given), bodies=BODIES)
+
+
+def count(manager: Manager, data: bytes | Path) -> str:
+    return manager.runner.submit("shard_root", {"do": "count", "steps": 1}, inputs={"data": data}).job
+
+
+def test_a_job_outlives_the_disk_of_the_node_that_took_it(place: Shared, tmp_path: Path) -> None:
+    first = manager_of(place, tmp_path / "a")
+    job = count(first, b"some rows")
+    first.close()
+    shutil.rmtree(tmp_path / "a")
+    second = manager_of(place, tmp_path / "b")
+    done = second.runner.run_one(job)
+    assert done.result is not None, done.error
+    assert done.result["input"] == "some rows"
+    assert in_bucket(place) == {}, "what an ended job was given is gone"
+    assert not (second.settings.data / "jobs" / job / "input").exists()
+    second.close()
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_job_that_is_taken_can_run_anywhere(place: Shared, tmp_path: Path, how: str) -> None:
+    manager, at = manager_of(place, tmp_path / "a"), 0
+    while True:
+        at += 1
+        manager.runner._bucket = node = place.node(at, how)
+        try:
+            job = count(manager, b"rows %d" % at)
+        except Unavailable:
+            assert not manager.registry.live_jobs()
+            assert not list((tmp_path / "a" / "jobs").glob("*/input"))
+            continue
+        folder = JobFolder(tmp_path / "b", job, place.node())
+        assert folder.missing(["data", "another"]) == ["another"]
+        assert (folder.input / "data").read_bytes() == b"rows %d" % at
+        manager.runner.cancel(job)
+        if len(calls_of(node)) < at:
+            break
+    manager.close()
+    assert at > 3
+
+
+def test_a_lost_input_is_said(place: Shared, tmp_path: Path) -> None:
+    manager = manager_of(place, tmp_path / "a")
+    job = count(manager, b"rows")
+    shutil.rmtree(tmp_path / "a" / "jobs" / job)
+    name = next(n for n in in_bucket(place) if not n.endswith(LIST))
+    (Path(place.url) / "files" / name).write_bytes(b"RO")
+    error = manager.runner.run_one(job).error
+    assert error is not None
+    assert error["kind"] == "damaged"
+    assert "fails its checksum" in error["message"]
+    manager.close()
+
+
+def test_a_callers_file_is_read_on_another_node(place: Shared, tmp_path: Path) -> None:
+    first = manager_of(place, tmp_path / "a")
+    (tmp_path / "a" / "x").write_bytes(b"kept")
+    record = first.files.add(None, tmp_path / "a" / "x", "x.jsonl", "fine-tune")
+    for at, how in ((1, "before"), (2, "before"), (2, "after")):
+        (tmp_path / "a" / "x").write_bytes(b"kept")
+        object.__setattr__(first._parts, "bucket", place.node(at, how))
+        with pytest.raises(Unavailable):
+            first.files.add(None, tmp_path / "a" / "x", "x.jsonl", "fine-tune")
+        assert [f.file for f in first.files.of(None)] == [record.file]
+        assert below(tmp_path / "a" / "files") == [record.file]
+    second = manager_of(place, tmp_path / "b")
+    path = second.files.checked(record)
+    assert path.read_bytes() == b"kept"
+    path.write_bytes(b"torn")
+    assert second.files.checked(record).read_bytes() == b"kept", "a damaged file is fetched again"
+    second.files.delete(record.file)
+    assert in_bucket(place) == {}
+    with pytest.raises(Damaged, match="send it again"):
+        second.files.checked(record)
+    for manager in (first, second):
+        manager.close()
+
+
+def test_a_data_folder_that_had_no_bucket_shares_what_is_needed(
+    place: Shared, tmp_path: Path, tiny_source: Path
+) -> None:
+    for alone in tiny_manager(tiny_source, tmp_path / "a"):
+        alone.create_tenant("acme")
+        artefact = add_model(alone, "acme.m", alone.plots.version("tiny"))
+        unused, _ = alone.adapters.put({"t": torch.ones(1)})
+        (tmp_path / "a" / "x").write_bytes(b"kept")
+        record = alone.files.add(None, tmp_path / "a" / "x", "x.jsonl", "fine-tune")
+        job = count(alone, b"rows")
+    path = tmp_path / "a" / "adapters" / f"{artefact}.safetensors"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    first = manager_of(place, tmp_path / "a")
+    first._housekeeping()
+    assert first.adapters.known() == {artefact, unused}
+    path.write_bytes(good)
+    first._housekeeping()
+    calls = in_bucket(place)
+    second = manager_of(place, tmp_path / "b", role="replica")
+    assert second.adapters.known() == {artefact}, "neither a damaged file nor one that nobody needs"
+    assert second.adapters.get(artefact)
+    assert second.files.checked(record).read_bytes() == b"kept"
+    assert JobFolder(tmp_path / "j", job, place.node()).missing(["data"]) == []
+    assert verify_root(second.root_files.folder(*where(second))) == []
+    second._housekeeping()
+    assert in_bucket(place) == calls, "a replica removes nothing"
+    for manager in (first, second):
+        manager.close()
+
+
+def test_what_crashes_leave_in_the_bucket_goes(place: Shared, tmp_path: Path) -> None:
+    manager = manager_of(place, tmp_path / "a")
+    job = count(manager, b"rows")
+    needed = in_bucket(place)
+    (tmp_path / "a" / "x").write_bytes(b"kept")
+    record = manager.files.add(None, tmp_path / "a" / "x", "x.jsonl", "fine-tune")
+    for name in (
+        "jobs/jgone/files.json",
+        "files/file-gone",
+        "roots/tiny/jgone/x",
+        f"roots/t/{job}/x",
+        "roots/x",
+    ):
+        place.node()._files.put(name, memoryview(b"1"))
+    base = Path(place.url) / "files"
+    for path in [p for p in base.rglob("*") if p.is_file()]:
+        os.utime(path, (time.time() - 7200,) * 2)
+    young = ("jobs/jyoung/x", "files/file-young", "roots/tiny/jyoung/x")
+    for name in young:
+        place.node()._files.put(name, memoryview(b"1"))
+    replica = manager_of(place, tmp_path / "b", role="replica")
+    for each in (replica, manager):
+        before = in_bucket(place)
+        each.collect_garbage()
+        if each is replica:
+            assert in_bucket(place) == before
+        each.close()
+    assert in_bucket(place).keys() == {*needed, f"files/{record.file}", f"roots/t/{job}/x", *young}
