@@ -477,7 +477,8 @@ class Store(_Branches):
     ) -> Transfer:
         """Send a ref's current version, with its ancestors, to object storage, and make it current there.
 
-        url: a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
+        ref: or a version's id. It is sent, and no ref moves there; `Remote.collect` needs it in `keep`. url:
+        a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
         expect: the version that the remote has; the push replaces it even if this store has not seen it.
         again: send everything, also what is there, to repair a remote. attached: files of your own that the
         version and its ancestors need, by name, of at most 2 GiB each; whoever pulls gets them.
@@ -500,9 +501,10 @@ class Store(_Branches):
     ) -> Transfer:
         """Fetch a ref's version from object storage, with its ancestors, and make it current here.
 
-        The call fetches only segments that the store lacks, and compares each with the hash in its name.
-        Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files, too,
-        and fetch those that are damaged. progress: as in `push`.
+        ref: or a version's id. It is fetched, no ref moves here, and a pin of the owner "plot_store:fetched"
+        keeps it. The call fetches only segments that the store lacks, and compares each with the hash in its
+        name. Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files,
+        too, and fetch those that are damaged. progress: as in `push`.
 
         accept(versions, attached) is called before anything is fetched, unless this store is ahead. versions:
         those that come, nearest first. attached: for the name of each file that the push attached, a function
@@ -516,7 +518,7 @@ class Store(_Branches):
         return pull(self._env(), open_objects(url), ref, again, accept, progress)
 
     def fetching(self, url: str | os.PathLike[str]) -> Fetching:
-        """Return readers of a remote's refs: `store.fetching(url).reader(ref)`.
+        """Return readers of a remote's refs and versions: `store.fetching(url).reader(ref_or_id)`.
 
         A ref that is not here is pulled first, once for all threads and processes that ask for it. A ref that
         is here needs no network, and may be older than the remote's: pull it for the newest version. If the
