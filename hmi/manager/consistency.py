@@ -17,6 +17,7 @@ from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
 from hmi.stores.plot.plot_meta import lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.sharing import share_late
 from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
 
@@ -37,6 +38,7 @@ class Consistency:
             {
                 "checking": self._warn,
                 "removing what imports left": self._drop_strays,
+                "sharing PLOTs": lambda: share_late(self._parts.plots, self._parts.bucket),
                 "collecting": self.collect,
             },
         )

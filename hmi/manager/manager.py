@@ -46,6 +46,7 @@ from hmi.stores.layout import open_layout
 from hmi.stores.plot.miss_files import MissFiles
 from hmi.stores.plot.miss_recorder import MissRecorder
 from hmi.stores.plot.plots import open_plots
+from hmi.stores.plot.sharing import adopt
 from hmi.stores.records.registry import Registry
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
@@ -75,10 +76,13 @@ class Manager:
         self.on_deleted: Callable[[DeletedParts], None] = lambda deleted: None
         """Called after each deletion, on its thread: a server lets its engine give back the memory."""
         self._parts = Parts(
-            *(settings, layout, registry, plots, adapters, lowers, samples, runner, self.misses),
+            *(settings, layout, bucket, registry, plots, adapters, lowers, samples, runner, self.misses),
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
         self.settings, self.registry, self.plots = settings, registry, plots
+        replica = bucket is not None and settings.role == "replica"
+        self.fetching = plots.fetching(bucket.plots) if bucket is not None and replica else None
+        """What a replica's engine reads PLOTs with; None: they are all in the data folder."""
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = DomainOperations(self._parts)
         runner.on_ended.append(self._domains.erased)
@@ -98,6 +102,20 @@ class Manager:
         self.runner.stop()
         self.misses.stop()
         self._undo.close()
+
+    # Nodes
+
+    def adopt_plots(self) -> None:
+        """Bring the PLOTs here and in the bucket together, when a primary starts; see `sharing.adopt`."""
+        if self._parts.bucket is not None:
+            adopt(self.plots, self._parts.bucket, self._consistency.pinned_plots())
+
+    def follow_erasures(self) -> set[str]:
+        """Erase from a replica's PLOTs what the primary erased; see `sharing.follow_erasures`.
+
+        The engine reads the versions that changed again. Returns their ids.
+        """
+        return self._domains.follow_erasures(self.fetching)
 
     # Roots
 

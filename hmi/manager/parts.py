@@ -11,6 +11,7 @@ from hmi.core import DeletedParts, ModelId, ModelRecord
 from hmi.errors import InvalidInput
 from hmi.jobs.options import checked_options as checked_options
 from hmi.jobs.runtime.runner import JobRunner
+from hmi.stores.bucket import Bucket
 from hmi.stores.layout import Layout
 from hmi.stores.plot.miss_recorder import MissRecorder
 from hmi.stores.records.registry import Registry
@@ -27,6 +28,7 @@ class Parts:
 
     settings: Settings
     layout: Layout
+    bucket: Bucket | None
     registry: Registry
     plots: Store
     adapters: AdapterStore

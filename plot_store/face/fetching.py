@@ -107,15 +107,21 @@ class Fetching:
             changed, self._changed = self._changed, set()
         return changed
 
-    def release(self, keep: Collection[str]) -> None:
-        """Let go of all versions pulled by their ids but those in `keep`. `Store.gc` frees their bytes."""
+    def release(self, keep: Collection[str]) -> int:
+        """Let go of all versions pulled by their ids but those in `keep`. `Store.gc` frees their bytes.
 
-        def body(txn: CatalogueTxn) -> None:
-            for pin in pins.pins(txn):
-                if pin.owner == pins.FETCHED and pin.version not in keep:
-                    pins.unpin(txn, pin.version, pin.owner)
+        Returns their number.
+        """
 
-        self._environment().write_freeing(body)
+        def left(txn: CatalogueTxn) -> list[str]:
+            every = (pin.version for pin in pins.pins(txn) if pin.owner == pins.FETCHED)
+            return [version for version in every if version not in keep]
+
+        def body(txn: CatalogueTxn) -> int:
+            return sum(pins.unpin(txn, version, pins.FETCHED) for version in left(txn))
+
+        environment = self._environment()
+        return environment.write_freeing(body) if environment.catalogue.read(left) else 0
 
     def _follow(self) -> None:
         with self._following:

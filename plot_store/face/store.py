@@ -21,7 +21,7 @@ from plot_store.care.compact import MAX_SEGMENTS, compact
 from plot_store.care.erase import erase
 from plot_store.care.scrub import ScrubProgress, scrub
 from plot_store.care.snapshot import Snapshot, snapshot
-from plot_store.catalogue import records, refs, tags, version_tree
+from plot_store.catalogue import agreed, records, refs, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
@@ -30,7 +30,7 @@ from plot_store.environment.pins import Lease, LeaseInfo, Pin
 from plot_store.face.fetching import Fetching
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number, check_path
-from plot_store.ground.errors import Closed, Invalid
+from plot_store.ground.errors import Closed, Invalid, NotFound
 from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import (
@@ -51,6 +51,7 @@ from plot_store.reading.reader import Reader, open_reader
 from plot_store.remote.objects import open_objects
 from plot_store.remote.pull import pull
 from plot_store.remote.push import push
+from plot_store.remote.refs import need_place
 from plot_store.writing import builds
 from plot_store.writing.append import Entries, append
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
@@ -516,6 +517,18 @@ class Store(_Branches):
         changes then.
         """
         return pull(self._env(), open_objects(url), ref, again, accept, progress)
+
+    def agreed(self, url: str | os.PathLike[str]) -> dict[str, str]:
+        """Return the version on which each ref here and a remote last agreed, by a push or a pull.
+
+        Empty if there is no remote yet. Raises Invalid, Damaged, StoreIO.
+        """
+        objects = open_objects(url)
+        try:
+            place = need_place(objects)
+        except NotFound:
+            return {}
+        return self._env().catalogue.read(lambda txn: agreed.every(txn, place))
 
     def fetching(self, url: str | os.PathLike[str]) -> Fetching:
         """Return readers of a remote's refs and versions: `store.fetching(url).reader(ref_or_id)`.

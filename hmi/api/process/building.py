@@ -63,7 +63,8 @@ def build_engine(
     settled = settings.precision, settings.device, settings.device_bytes
     limits = settings.root_bytes, settings.io_bytes_per_s, settings.runs("shards")
     writing = settings.writing_bytes, settings.runs("guesses")
-    bundles = (bundles_of or Bundles)(settings.data, *stores, *settled, *limits, *writing)
+    make = bundles_of or Bundles
+    bundles = make(settings.data, *stores, *settled, *limits, *writing, fetching=manager.fetching)
     metrics.watch_executors(bundles.executors)
     engine = Engine(bundles, settings, metrics, manager.misses)
     if engine.exits is not None:

@@ -46,7 +46,7 @@ from hmi.stores.records.registry import Registry
 from hmi.stores.records.tenant_cache import TenantCache
 from hmi.stores.tensors.adapter_pool import Size
 from hmi.stores.tensors.adapter_store import AdapterStore, Mapped
-from plot_store import Reader, Store
+from plot_store import Fetching, Reader, Store
 
 log = logging.getLogger("hmi.engine")
 IDLE_S = 600.0
@@ -215,12 +215,15 @@ class Bundles:
         shards: bool = True,
         writing_bytes: int = 1 << 26,
         guesses: bool = True,
+        fetching: Fetching | None = None,
     ) -> None:
         """root_bytes, io_bytes_per_s, writing_bytes: the settings. shards: False if texts may only run on
-        exact weights. guesses: whether models that write may read guessed tokens."""
+        exact weights. guesses: whether models that write may read guessed tokens. fetching: what to
+        read PLOTs with, instead of `plots`."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
+        self._reads = fetching or plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
         self._tenants = TenantCache(registry)
@@ -295,7 +298,7 @@ class Bundles:
 
     def reader(self, version: ModelVersion) -> Part[Reader]:
         key = "plot", version.plot_version
-        return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
+        return Part(key, self._readers, lambda: self._reads.reader(version.plot_version))
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
         """The lower layers behind a PLOT, which only the exact reference computes.

@@ -13,8 +13,10 @@ from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
 from hmi.errors import JobCancelled, NotFound
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
+from hmi.stores.bucket import Bucket, bucket_of
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import current_version, open_plots
+from hmi.stores.plot.sharing import share
 from hmi.stores.records.registry import Registry
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
@@ -66,6 +68,10 @@ class JobContext:
         return self._files.input
 
     @cached_property
+    def bucket(self) -> Bucket | None:
+        return bucket_of(self.settings)
+
+    @cached_property
     def plots(self) -> Store:
         return open_plots(self.layout.plots, self.settings)
 
@@ -87,6 +93,10 @@ class JobContext:
         if found is None:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
         return found
+
+    def share(self, ref_or_id: str) -> None:
+        """Bring a PLOT to the bucket, before the registry names it; see `sharing.share`."""
+        share(self.plots, self.bucket, ref_or_id)
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""
