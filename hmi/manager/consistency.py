@@ -18,6 +18,7 @@ from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
 from hmi.stores.plot.plot_meta import lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.sharing import share_late
 from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
 
@@ -62,6 +63,7 @@ class Consistency:
         for job in parts.registry.live_jobs():
             JobFolder(parts.layout.jobs, job.job, parts.bucket).share()
         FileOperations(parts).share()
+        share_late(parts.plots, parts.bucket, self.pinned_plots(), parts.registry.leads)
 
     def _drop_strays(self) -> None:
         with plot_errors():

@@ -22,8 +22,9 @@ from hmi.manager.parts import Parts, checked_alpha, checked_options
 from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import current_version, plot_errors
+from hmi.stores.plot.sharing import follow_erasures, withdraw
 from hmi.stores.tensors.adapter_store import LOWER_CURE
-from plot_store import Store, Transfer, VersionInfo
+from plot_store import Fetching, Store, Transfer, VersionInfo
 
 ByteProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -57,6 +58,7 @@ def import_domain(
         if lower in lowers:
             parts.lowers.take_over(lower, content)
     version = parts.plots.import_archive(archive, ref=name, progress=progress)
+    _share(parts, version)
     return version, _lacking(parts, lowers)
 
 
@@ -93,7 +95,14 @@ def pull_domain(
                 parts.lowers.spare([lower])
 
     done = parts.plots.pull(domain, place, again=again, accept=accept, progress=progress)
+    _share(parts, done.version)
     return done, _lacking(parts, lowers_of(parts.plots.chain(done.version.id)))
+
+
+def _share(parts: Parts, version: VersionInfo) -> None:
+    """Bring what an import or a pull brought to the bucket: the refs of a version and of its ancestors."""
+    for brought in reversed(parts.plots.chain(version.id)):
+        parts.share(brought.ref)
 
 
 def _lower_files(parts: Parts, version: str) -> dict[str, Path]:
@@ -267,6 +276,18 @@ class DomainOperations:
             self._parts.tell_deleted(DeletedParts(plots=frozenset(changed)))
             self._parts.misses.refresh()
 
+    def follow_erasures(self, reads: Fetching | None) -> set[str]:
+        """Erase from a replica's PLOTs what the primary erased, and let the engine read again."""
+        if reads is None:
+            return set()
+        needed = {
+            version.plot_version for model in self._parts.registry.models() for version in model.versions
+        }
+        changed = follow_erasures(self._parts.plots, reads, needed)
+        if changed:
+            self._parts.tell_deleted(DeletedParts(plots=frozenset(changed)))
+        return changed
+
     def set(self, domain: str, record_misses: bool | None) -> DomainInfo:
         branch = DomainId.parse(domain)
         self.current(branch)
@@ -301,6 +322,7 @@ class DomainOperations:
         self.current(branch)
         with plot_errors():
             self._parts.plots.rollback(str(branch), version)
+        self._parts.share(str(branch))
         return self.one(domain)
 
     def delete(self, domain: str) -> None:
@@ -320,6 +342,7 @@ class DomainOperations:
             for what, names in (("domain", below), ("model", models), ("job", jobs)):
                 if names:
                     raise Conflict(_depends(str(branch), what, names), dependants=names)
+            withdraw(self._parts.bucket, str(branch))
             with plot_errors(), suppress(plot_store.NotFound):  # there may be no such ref
                 versions.extend(self._parts.plots.history(str(branch)))
                 self._parts.plots.delete(str(branch))

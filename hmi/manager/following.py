@@ -5,29 +5,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Final
+from typing import Final, Protocol
 
 from hmi.manager.parts import Parts
-from hmi.stores.bucket import Bucket
 from hmi.stores.failures import log_failure
 from hmi.stores.records.nodes import Primary
 
 log = logging.getLogger("hmi.manager")
 LOOK_S: Final = 0.5
 """Interval at which changes of other nodes are looked for."""
+ERASURES_S: Final = 5.0
+"""Interval at which a replica looks for erasures."""
 TOLD_S: Final = 30.0
 """Least time between two log lines about a bucket that does not answer."""
+
+
+class SharedPlots(Protocol):
+    """What a manager does with the PLOTs in the bucket."""
+
+    def adopt_plots(self) -> None: ...
+
+    def follow_erasures(self) -> set[str]: ...
 
 
 class Following:
     """The part of one node among those that share a bucket. Thread-safe."""
 
-    def __init__(self, parts: Parts, bucket: Bucket) -> None:
-        self._parts, self._bucket = parts, bucket
-        self._registry = parts.registry
+    def __init__(self, parts: Parts, plots: SharedPlots) -> None:
+        self._parts, self._plots, self._registry = parts, plots, parts.registry
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = float("-inf")
+        self._told = self._erasures_at = float("-inf")
         self._led = False
 
     def begin(self, url: str) -> bool:
@@ -38,7 +46,8 @@ class Following:
         if self._parts.settings.role == "primary":
             self._led = True
             if self._registry.lead(url):
-                log.info("this server is the primary of %s from now on", self._bucket.journal.place)
+                log.info("this server is the primary from now on")
+            self._plots.adopt_plots()
         self._thread = threading.Thread(target=self._follow, name="hmi-following", daemon=True)
         self._thread.start()
         return self._led
@@ -66,9 +75,12 @@ class Following:
                     )
 
     def _look(self) -> None:
-        if not self._registry.catch_up():
-            return
-        if self._led and (primary := self.elsewhere()) is not None:
+        moved = self._registry.catch_up()
+        at = time.monotonic()
+        if not self._led and at - self._erasures_at >= ERASURES_S:
+            self._erasures_at = at
+            self._plots.follow_erasures()
+        if moved and self._led and (primary := self.elsewhere()) is not None:
             self._led = False
             log.warning(
                 "%s is the primary now: this server runs no more jobs, and passes on calls", primary.url

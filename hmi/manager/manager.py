@@ -47,6 +47,7 @@ from hmi.stores.layout import open_layout
 from hmi.stores.plot.miss_files import MissFiles
 from hmi.stores.plot.miss_recorder import MissRecorder
 from hmi.stores.plot.plots import open_plots
+from hmi.stores.plot.sharing import adopt
 from hmi.stores.records.registry import Registry
 from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
@@ -82,9 +83,11 @@ class Manager:
             misses=self.misses,
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
-        self.following = None if bucket is None else Following(self._parts, bucket)
+        self.following = None if bucket is None else Following(self._parts, self)
         """What keeps the server in step with others; None if its data folder is its own."""
         self.settings, self.registry, self.plots = settings, registry, plots
+        self.fetching = None if bucket is None else plots.fetching(bucket.plots)
+        """What the engine reads PLOTs with; None: they are all in the data folder."""
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = DomainOperations(self._parts)
         runner.on_ended.append(self._domains.erased)
@@ -106,6 +109,20 @@ class Manager:
         self.runner.stop()
         self.misses.stop()
         self._undo.close()
+
+    # Nodes
+
+    def adopt_plots(self) -> None:
+        """Bring the PLOTs here and in the bucket together, when a primary starts; see `sharing.adopt`."""
+        if self._parts.bucket is not None:
+            adopt(self.plots, self._parts.bucket, self._consistency.pinned_plots())
+
+    def follow_erasures(self) -> set[str]:
+        """Erase from a replica's PLOTs what the primary erased; see `sharing.follow_erasures`.
+
+        The engine reads the versions that changed again. Returns their ids.
+        """
+        return self._domains.follow_erasures(self.fetching)
 
     # Roots
 

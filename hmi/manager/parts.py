@@ -14,6 +14,7 @@ from hmi.jobs.runtime.runner import JobRunner
 from hmi.stores.bucket import Bucket
 from hmi.stores.layout import Layout
 from hmi.stores.plot.miss_recorder import MissRecorder
+from hmi.stores.plot.sharing import share
 from hmi.stores.records.registry import Registry
 from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import AdapterStore
@@ -40,6 +41,10 @@ class Parts:
     misses: MissRecorder
     tell_deleted: Callable[[DeletedParts], None]
     """Called after each deletion of a tenant, model, domain or root."""
+
+    def share(self, ref_or_id: str) -> None:
+        """Bring a PLOT to the bucket; see `sharing.share`."""
+        share(self.plots, self.bucket, ref_or_id, self.registry.leads)
 
     @property
     def manages(self) -> bool:

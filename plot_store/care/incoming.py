@@ -26,6 +26,7 @@ from plot_store.segments.segment import check_agreement
 from plot_store.writing import builds, promote
 
 _TOUCH_EVERY_S: Final = 60.0
+Keep = Callable[[CatalogueTxn, list[VersionInfo]], None]
 
 
 class Source(Protocol):
@@ -51,6 +52,7 @@ def bring_in(
     progress: Progress | None,
     trusted: Sequence[VersionInfo] = (),
     stands: Stands | None = None,
+    keep: Keep | None = None,
 ) -> VersionInfo:
     """Bring a chain of versions into the store and publish them. Returns the first.
 
@@ -59,8 +61,9 @@ def bring_in(
     missing segments are restored. Where n-grams were erased from a segment, here or at the source, only what
     stands for it is brought in. present: returns whether the first version's ref has it already; raises
     Conflict if the ref must not get it. trusted: versions of this store; their files are not read again.
-    stands: what stands for segments at the source; None: what the versions tell of it. Raises Damaged,
-    Conflict, StoreFull, StoreIO, and what the source raises; nothing is left then.
+    stands: what stands for segments at the source; None: what the versions tell of it. keep: records why the
+    versions stay; None: their refs do. Raises Damaged, Conflict, StoreFull, StoreIO, and what the source
+    raises; nothing is left then.
     """
     theirs = erased_in(versions) if stands is None else stands
     known = {info.name: info for version in trusted for info in version.segments}
@@ -92,7 +95,9 @@ def bring_in(
             damages = check.check_version(environment, version, dict(seen), build.watch)
             if damages:
                 raise Damaged(f"segment {damages[0].segment} is wrong ({damages[0].what}): {source.cure}")
-        environment.catalogue.write(lambda txn: _publish(txn, versions, theirs, wanted, present, build))
+        environment.catalogue.write(
+            lambda txn: _publish(txn, versions, theirs, wanted, present, build, keep or _put_refs)
+        )
     finally:
         build.end()
     if theirs:
@@ -217,6 +222,7 @@ def _publish(
     wanted: list[VersionInfo],
     present: Callable[[CatalogueTxn], bool],
     build: _ImportBuild,
+    keep: Keep,
 ) -> None:
     """Record the versions, and what was erased from them, and end the import's build. Raises Conflict."""
     build.end_in(txn)
@@ -227,9 +233,15 @@ def _publish(
         erased.put(txn, fresh, erased.new_edition())
     if present(txn):
         return
-    tip = wanted[0]
     for version in wanted:
         version_tree.put_version(txn, version)
+    keep(txn, wanted)
+
+
+def _put_refs(txn: CatalogueTxn, versions: list[VersionInfo]) -> None:
+    """Make the first version current, and make the refs of its ancestors that are not there yet."""
+    tip = versions[0]
+    for version in versions:
         record = version_tree.get_ref(txn, version.ref)
         if record is None:
             version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id,)))

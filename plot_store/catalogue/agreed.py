@@ -23,6 +23,12 @@ def get(txn: CatalogueTxn, ref: str, place: str) -> str | None:
     return None if found is None else found[0]
 
 
+def every(txn: CatalogueTxn, place: str) -> dict[str, str]:
+    """Return the version last agreed on for each ref, with the remote of this id. Raises Damaged."""
+    refs = (key.rpartition("@")[0] for key in txn.keys(AGREED) if key.endswith(f"@{place}"))
+    return {ref: version for ref in refs if (version := get(txn, ref, place)) is not None}
+
+
 def last_use(txn: CatalogueTxn, ref: str, place: str) -> float:
     """Return when the ref was last used, in Unix seconds; 0 if that was not recorded. Raises Damaged."""
     found = _parsed(txn, _key(ref, place))

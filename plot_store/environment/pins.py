@@ -20,6 +20,8 @@ from plot_store.ground.arguments import check_number
 
 PIN: Final = "pin/"
 LEASE: Final = "lease/"
+FETCHED: Final = "plot_store:fetched"
+"""The owner of versions that were pulled by their id. Such a pin says when the version was last used."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,17 @@ def pin(txn: CatalogueTxn, version: str, owner: str) -> Pin:
 def unpin(txn: CatalogueTxn, version: str, owner: str) -> bool:
     """Remove an owner's pin. Returns whether it existed. Raises NotFound, Invalid."""
     return txn.delete(f"{PIN}{resolve_id(txn, version)}/{names.check_owner(owner)}")
+
+
+def keep_fetched(txn: CatalogueTxn, version_id: str, at: float) -> None:
+    """Pin a version as fetched, used at this time, in Unix seconds. Raises NotFound, Collected."""
+    get_node(txn, version_id)
+    txn.put(f"{PIN}{version_id}/{FETCHED}", asdict(HoldRecord(version_id, FETCHED, at)))
+
+
+def is_fetched(txn: CatalogueTxn, version_id: str) -> bool:
+    """Return whether a version is pinned as fetched."""
+    return txn.has(f"{PIN}{version_id}/{FETCHED}")
 
 
 def pins(txn: CatalogueTxn) -> list[Pin]:

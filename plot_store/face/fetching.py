@@ -1,8 +1,9 @@
-"""`Fetching`: readers of a remote's refs. A ref is pulled when it is first read.
+"""`Fetching`: readers of a remote's refs and versions. They are pulled when they are first read.
 
-If the store's limits leave no room for a pull, the refs that were used longest ago are removed, and a
-collection follows. A ref is removed only if the remote keeps its version and this store has published nothing
-since.
+If the store's limits leave no room for a pull, the refs and versions that were used longest ago are removed,
+and a collection follows. A ref is removed only if the remote keeps its version and this store has published
+nothing since. A version that was pulled by its id is pinned (`pins.FETCHED`); it is removed only if the
+remote has it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -28,15 +29,16 @@ from plot_store.catalogue.refs import Dependants
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, limits, names
-from plot_store.ground.errors import NotFound, PlotStoreError, StoreFull, StoreIO
+from plot_store.ground.errors import Conflict, NotFound, PlotStoreError, StoreFull, StoreIO
 from plot_store.ground.files import convert_os_errors, folder_bytes
 from plot_store.ground.holding import locked
 from plot_store.ground.nouns import VersionInfo
 from plot_store.reading.backoff import Backoff
 from plot_store.reading.reader import Reader, open_reader
+from plot_store.remote import format as fmt
 from plot_store.remote import refs
-from plot_store.remote.objects import Objects, threaded
-from plot_store.remote.pull import pull
+from plot_store.remote.objects import Listed, Objects, threaded
+from plot_store.remote.pull import follow, pull
 from plot_store.segments.format import PAGE
 
 _USES_S: Final = 60.0  # uses are written this often; a process that dies forgets those since
@@ -48,33 +50,37 @@ _RECORDS: Final = 1 << 16  # bytes by which a pull's records make the catalogue 
 
 @dataclass(frozen=True)
 class _Idle:
-    """A ref that this store can fetch again, as far as it knows."""
+    """A ref, or a version pulled by its id, that this store can fetch again, as far as it knows."""
 
-    ref: str
+    name: str  # the ref or the id
     current: str  # id of its version
     used: float  # Unix seconds
 
 
 class Fetching:
-    """Readers of a remote's refs; see `Store.fetching`. Thread-safe."""
+    """Readers of a remote's refs and versions; see `Store.fetching`. Thread-safe."""
 
     def __init__(self, environment: Callable[[], Environment], objects: Objects, policy: GcPolicy) -> None:
         self._environment = environment
         self._objects = objects
         self._policy = policy
         self._lock = threading.Lock()
-        self._coming: dict[str, Future[None]] = {}  # the refs that this process is fetching
-        self._uses: dict[str, float] = {}  # Unix seconds by ref, not written yet
+        self._coming: dict[str, Future[None]] = {}  # the refs and versions that this process is fetching
+        self._uses: dict[str, float] = {}  # Unix seconds by ref or id, not written yet
         self._written = -_USES_S  # when uses were last written, on the monotonic clock
         self._room = threading.Lock()
         self._promised = 0  # bytes that pulls under way may still need
+        self._following = threading.Lock()
+        self._followed: dict[str, Listed] = {}
+        self._changed: set[str] = set()
 
-    def reader(self, ref: str, backoff: Backoff = "order") -> Reader:
-        """Open a reader of a ref's current version, as `Store.reader` does. Pull the ref if it is not here.
+    def reader(self, ref_or_id: str, backoff: Backoff = "order") -> Reader:
+        """Open a reader of a ref's current version, or of the version of an id, as `Store.reader` does. Pull
+        it if it is not here.
 
         A ref that is here is not compared with the remote. Raises what `Store.reader` and `Store.pull` raise.
         """
-        names.check_ref(ref)
+        ref = ref_or_id if names.is_id(ref_or_id) else names.check_ref(ref_or_id)
         for _ in range(_TRIES):
             try:
                 opened = open_reader(self._environment(), ref, backoff)
@@ -88,8 +94,42 @@ class Fetching:
             "fit into the store"
         )
 
+    def follow_erasures(self) -> set[str]:
+        """Erase from the versions of this store what the remote erased from them. It takes one listing if
+        there is nothing new.
+
+        Returns the ids of the versions that changed since the last call, and of those that fall back on them:
+        open readers of them show the n-grams until they close. Raises Conflict (another version here has what
+        was erased), NotFound (no remote), Damaged, FormatTooNew, StoreFull, StoreIO.
+        """
+        self._follow()
+        with self._following:
+            changed, self._changed = self._changed, set()
+        return changed
+
+    def release(self, keep: Collection[str]) -> int:
+        """Let go of all versions pulled by their ids but those in `keep`. `Store.gc` frees their bytes.
+
+        Returns their number.
+        """
+
+        def left(txn: CatalogueTxn) -> list[str]:
+            every = (pin.version for pin in pins.pins(txn) if pin.owner == pins.FETCHED)
+            return [version for version in every if version not in keep]
+
+        def body(txn: CatalogueTxn) -> int:
+            return sum(pins.unpin(txn, version, pins.FETCHED) for version in left(txn))
+
+        environment = self._environment()
+        return environment.write_freeing(body) if environment.catalogue.read(left) else 0
+
+    def _follow(self) -> None:
+        with self._following:
+            refs.need_place(self._objects)
+            self._changed |= follow(self._environment(), self._objects, self._followed)
+
     def _note(self, ref: str) -> None:
-        """Note the use of a ref."""
+        """Note the use of a ref or version."""
         with self._lock:
             self._uses[ref] = time.time()
             due = time.monotonic() - self._written >= _USES_S
@@ -105,13 +145,16 @@ class Fetching:
 
         def write(txn: CatalogueTxn) -> None:
             for ref, at in uses.items():
-                agreed.use(txn, ref, at)
+                if not names.is_id(ref):
+                    agreed.use(txn, ref, at)
+                elif pins.is_fetched(txn, ref):
+                    pins.keep_fetched(txn, ref, at)
 
         if uses:
             self._environment().write_freeing(write)
 
     def _fetch(self, ref: str) -> None:
-        """Pull a ref, or wait for the thread that does. Raises what the pull raises."""
+        """Pull a ref or version, or wait for the thread that does. Raises what the pull raises."""
         with self._lock:
             coming = self._coming.get(ref)
             if coming is None:
@@ -134,9 +177,14 @@ class Fetching:
                 del self._coming[ref]
 
     def _fetch_alone(self, ref: str) -> None:
-        """Pull a ref while no other process pulls it. One process brings the root that many refs share."""
-        environment = self._environment()
-        folder, root = environment.path / "fetching", ref.partition("/")[0]
+        """Pull a ref or version while no other process does. One process brings what many fall back on."""
+        environment, root = self._environment(), ref.partition("/")[0]
+        if names.is_id(ref):
+            parent = refs.need_version(self._objects, ref).parent
+            if parent is not None and not self._has(parent):
+                self._fetch(parent)
+            root = ref
+        folder = environment.path / "fetching"
         with convert_os_errors(f"creating {folder}"):
             files.make_folder(folder)
         while True:
@@ -149,7 +197,8 @@ class Fetching:
                     return
 
     def _has(self, ref: str) -> bool:
-        return self._environment().catalogue.read(lambda txn: version_tree.get_ref(txn, ref)) is not None
+        kind = version_tree.VERSION if names.is_id(ref) else version_tree.REF
+        return self._environment().catalogue.read(lambda txn: txn.has(kind + ref))
 
     def _pull(self, environment: Environment, ref: str) -> None:
         promised = 0
@@ -164,7 +213,13 @@ class Fetching:
                 promised = need
 
         try:
-            pull(environment, self._objects, ref, False, accept, None)
+            try:
+                pull(environment, self._objects, ref, False, accept, None)
+            except Conflict:
+                if not names.is_id(ref):
+                    raise
+                self._follow()  # another version here has what was erased from this one
+                pull(environment, self._objects, ref, False, accept, None)
         finally:
             with self._room:
                 self._promised -= promised
@@ -202,9 +257,13 @@ class Fetching:
 
         def remove(txn: CatalogueTxn) -> int:
             still = idle if txn.commit == commit else _idle(txn, environment, place)
-            left = [one for one in chosen if one.current in {known.current for known in still}]
+            known = {(one.name, one.current) for one in still}
+            left = [one for one in chosen if (one.name, one.current) in known]
             for one in left:
-                records.delete(txn, one.ref, Dependants(txn.commit, {}, frozenset()), anew=False)
+                if names.is_id(one.name):
+                    pins.unpin(txn, one.name, pins.FETCHED)
+                else:
+                    records.delete(txn, one.name, Dependants(txn.commit, {}, frozenset()), anew=False)
             return len(left)
 
         if not environment.write_freeing(remove):
@@ -213,8 +272,10 @@ class Fetching:
         return True
 
     def _is_there(self, one: _Idle) -> bool:
-        """Return whether the remote's collections keep the version of a ref."""
-        found = refs.read_ref(self._objects, one.ref)
+        """Return whether the remote's collections keep the version of a ref, or the remote has a version."""
+        if names.is_id(one.name):
+            return self._objects.size(fmt.version_name(one.name)) is not None
+        found = refs.read_ref(self._objects, one.name)
         return found is not None and one.current in found.versions
 
 
@@ -232,22 +293,26 @@ def _bytes(version_id: str, txn: CatalogueTxn) -> int:
 
 
 def _idle(txn: CatalogueTxn, environment: Environment, place: str) -> list[_Idle]:
-    """Return the refs that agree with the remote and that nobody holds, used longest ago first.
+    """Return the refs that agree with the remote, and the versions pulled by their ids, that nobody holds,
+    used longest ago first.
 
-    No ref falls back on them, no tag, pin, lease or reader of this process keeps a version of them, and no
-    build is on them.
+    No ref and no such version falls back on them, no tag, pin, lease or reader of this process keeps a
+    version of them, and no build is on them.
     """
-    heads = records.heads(txn)
-    nodes = version_tree.closure(txn, heads.values())
-    below = {nodes[node.parent].ref for node in nodes.values() if node.parent is not None}
-    held = environment.held() | set(tags.listed(txn).values()) | {pin.version for pin in pins.pins(txn)}
+    heads, every = records.heads(txn), pins.pins(txn)
+    fetched = {pin.version: pin.since for pin in every if pin.owner == pins.FETCHED}
+    nodes = version_tree.closure(txn, [*heads.values(), *fetched])
+    parents = {node.parent for node in nodes.values() if node.parent is not None}
+    below = {nodes[parent].ref for parent in parents}
+    held = environment.held() | set(tags.listed(txn).values())
+    held |= {pin.version for pin in every if pin.owner != pins.FETCHED}
     held |= {lease.version for lease in pins.leases(txn, time.time())}
     for build in txn.keys(version_tree.BUILD):
         record = version_tree.get_build(txn, build)
         assert record is not None
         below.add(record.ref)
         held |= {one for one in (record.parent, record.base) if one is not None}
-    found = []
+    found = [_Idle(one, one, since) for one, since in fetched.items() if one not in held | parents]
     for ref, current in heads.items():
         if ref in below or agreed.get(txn, ref, place) != current:
             continue

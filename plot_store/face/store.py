@@ -21,7 +21,7 @@ from plot_store.care.compact import MAX_SEGMENTS, compact
 from plot_store.care.erase import erase
 from plot_store.care.scrub import ScrubProgress, scrub
 from plot_store.care.snapshot import Snapshot, snapshot
-from plot_store.catalogue import records, refs, tags, version_tree
+from plot_store.catalogue import agreed, records, refs, tags, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import RefRecord
 from plot_store.environment import pins
@@ -30,7 +30,7 @@ from plot_store.environment.pins import Lease, LeaseInfo, Pin
 from plot_store.face.fetching import Fetching
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number, check_path
-from plot_store.ground.errors import Closed, Invalid
+from plot_store.ground.errors import Closed, Invalid, NotFound
 from plot_store.ground.files import folder_bytes
 from plot_store.ground.limits import Limits
 from plot_store.ground.nouns import (
@@ -51,6 +51,7 @@ from plot_store.reading.reader import Reader, open_reader
 from plot_store.remote.objects import open_objects
 from plot_store.remote.pull import pull
 from plot_store.remote.push import push
+from plot_store.remote.refs import need_place
 from plot_store.writing import builds
 from plot_store.writing.append import Entries, append
 from plot_store.writing.writer import SEGMENT_BYTES, Writer
@@ -477,7 +478,8 @@ class Store(_Branches):
     ) -> Transfer:
         """Send a ref's current version, with its ancestors, to object storage, and make it current there.
 
-        url: a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
+        ref: or a version's id. It is sent, and no ref moves there; `Remote.collect` needs it in `keep`. url:
+        a folder, "s3://bucket/prefix" or "memory://…"; see `Remote`. Only what the remote lacks is sent.
         expect: the version that the remote has; the push replaces it even if this store has not seen it.
         again: send everything, also what is there, to repair a remote. attached: files of your own that the
         version and its ancestors need, by name, of at most 2 GiB each; whoever pulls gets them.
@@ -500,9 +502,10 @@ class Store(_Branches):
     ) -> Transfer:
         """Fetch a ref's version from object storage, with its ancestors, and make it current here.
 
-        The call fetches only segments that the store lacks, and compares each with the hash in its name.
-        Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files, too,
-        and fetch those that are damaged. progress: as in `push`.
+        ref: or a version's id. It is fetched, no ref moves here, and a pin of the owner "plot_store:fetched"
+        keeps it. The call fetches only segments that the store lacks, and compares each with the hash in its
+        name. Nothing changes if the store's ref is ahead of the remote's. again: read the store's own files,
+        too, and fetch those that are damaged. progress: as in `push`.
 
         accept(versions, attached) is called before anything is fetched, unless this store is ahead. versions:
         those that come, nearest first. attached: for the name of each file that the push attached, a function
@@ -515,8 +518,20 @@ class Store(_Branches):
         """
         return pull(self._env(), open_objects(url), ref, again, accept, progress)
 
+    def agreed(self, url: str | os.PathLike[str]) -> dict[str, str]:
+        """Return the version on which each ref here and a remote last agreed, by a push or a pull.
+
+        Empty if there is no remote yet. Raises Invalid, Damaged, StoreIO.
+        """
+        objects = open_objects(url)
+        try:
+            place = need_place(objects)
+        except NotFound:
+            return {}
+        return self._env().catalogue.read(lambda txn: agreed.every(txn, place))
+
     def fetching(self, url: str | os.PathLike[str]) -> Fetching:
-        """Return readers of a remote's refs: `store.fetching(url).reader(ref)`.
+        """Return readers of a remote's refs and versions: `store.fetching(url).reader(ref_or_id)`.
 
         A ref that is not here is pulled first, once for all threads and processes that ask for it. A ref that
         is here needs no network, and may be older than the remote's: pull it for the newest version. If the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,13 +29,15 @@ class RemoteGcReport:
     pushes: int  # pushes that were taken for dead
 
 
-def collect(objects: Objects, age_s: float, dry_run: bool, take_over: bool) -> RemoteGcReport:
+def collect(
+    objects: Objects, age_s: float, dry_run: bool, take_over: bool, keep: Collection[str] = ()
+) -> RemoteGcReport:
     """See `Remote.collect`."""
     refs.need_place(objects)
     now = time.time()
     if dry_run:
         _, dead = _marks(objects, now - age_s)
-        return _report(_unneeded(objects, now - age_s), dead, dry_run=True)
+        return _report(_unneeded(objects, now - age_s, keep), dead, dry_run=True)
     refs.begin_collection(objects, datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"), take_over)
     try:
         alive, dead = _marks(objects, now - age_s)
@@ -46,7 +48,7 @@ def collect(objects: Objects, age_s: float, dry_run: bool, take_over: bool) -> R
             )
         for ref in dead:
             refs.change(objects, ref, lambda found: _without_marks(found, now - age_s))
-        unneeded = _unneeded(objects, now - age_s)
+        unneeded = _unneeded(objects, now - age_s, keep)
     except BaseException:
         refs.end_collection(objects)
         raise
@@ -81,8 +83,9 @@ def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
     return found.without({push.push for push in found.pushing if push.since <= before})
 
 
-def _unneeded(objects: Objects, before: float) -> list[Listed]:
-    """Return the objects that are older than a time and that no ref needs, manifests first. A ref without a
+def _unneeded(objects: Objects, before: float, keep: Collection[str]) -> list[Listed]:
+    """Return the objects that are older than a time and that neither a ref nor a version in `keep` needs,
+    manifests first. A ref without a
     version, which is not being pushed, needs no object either.
 
     Younger manifests stay, with what they need. Raises Damaged if a manifest that a ref needs cannot be read,
@@ -92,6 +95,7 @@ def _unneeded(objects: Objects, before: float) -> list[Listed]:
     refs_there = {one.name: one for one in objects.listed(fmt.REFS)}
     found = all_refs(objects)
     wanted = {version for ref in found for version in ref.versions}
+    wanted |= {version for version in keep if fmt.version_name(version) in manifests}
     young = [_id(one.name) for one in manifests.values() if one.modified > before]
     live = _closure(objects, wanted)
     live |= _closure(objects, young, lenient=True)

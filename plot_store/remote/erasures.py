@@ -37,6 +37,17 @@ def applied(objects: Objects, ids: frozenset[str], version: VersionInfo) -> tupl
     return found, stands
 
 
+def is_news(txn: CatalogueTxn, version: VersionInfo) -> bool:
+    """Return whether n-grams were erased from a version at the remote that this store has not erased.
+
+    version: as the remote has it. Raises Damaged.
+    """
+    return any(
+        erased.stands_for(txn, segment) != (None if now is None else erased.stands_for(txn, now))
+        for segment, now in version.erased
+    )
+
+
 class Erasing:
     """Compares the erasures of a store with those of a remote, and sends them in a push."""
 
@@ -61,14 +72,12 @@ class Erasing:
     def check(self, txn: CatalogueTxn) -> None:
         """Raises Conflict unless all that was erased at the remote was erased in the store, too."""
         for version in (*(self.there[version.id] for version in self.news), *self._lost):
-            for segment, theirs in version.erased:
-                mine = erased.stands_for(txn, segment)
-                if mine != (None if theirs is None else erased.stands_for(txn, theirs)):
-                    raise Conflict(
-                        f"n-grams were erased from version {version.id} at {self._objects.place}, and this "
-                        f"store has them, or had them: delete {version.ref} here, collect, pull it, and "
-                        "change it again"
-                    )
+            if is_news(txn, version):
+                raise Conflict(
+                    f"n-grams were erased from version {version.id} at {self._objects.place}, and this "
+                    f"store has them, or had them: delete {version.ref} here, collect, pull it, and "
+                    "change it again"
+                )
 
     def put(self, environment: Environment) -> None:
         """Say what stands for the segments. Raises Conflict if more is erased meanwhile, here or there."""

@@ -1,4 +1,4 @@
-"""Pull: a store imports a remote's version of a ref, with its ancestors.
+"""Pull: a store imports a remote's version of a ref, or a version by its id, with its ancestors.
 
 A pull fetches only what the store lacks, and compares it with the hash in its name. It publishes nothing
 before all of it is there. A pull that ends early changes nothing, and what it fetched is lost.
@@ -7,6 +7,7 @@ before all of it is there. A pull that ends early changes nothing, and what it f
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from plot_store.care.incoming import bring_in
 from plot_store.catalogue import agreed, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.version_tree import MAX_DEPTH
+from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
 from plot_store.ground.errors import Conflict, Damaged, NotFound
@@ -26,7 +28,7 @@ from plot_store.ground.nouns import Accept, Progress, SegmentInfo, Transfer, Ver
 from plot_store.remote import erasures, refs
 from plot_store.remote import format as fmt
 from plot_store.remote.format import RemoteRef
-from plot_store.remote.objects import Objects
+from plot_store.remote.objects import Listed, Objects, threaded
 
 _PIECE: Final = 8 << 20
 _THREADS: Final = 4  # pieces that are fetched at a time, and pieces in memory
@@ -36,24 +38,77 @@ _TURNS: Final = 3  # a pull begins anew if the remote's ref moved and a collecti
 def pull(
     environment: Environment,
     objects: Objects,
-    ref: str,
+    wanted: str,
     again: bool,
     accept: Accept | None,
     progress: Progress | None,
 ) -> Transfer:
-    """See `Store.pull`."""
-    names.check_ref(ref)
+    """See `Store.pull`. wanted: a ref or a version's id."""
+    by_id = names.is_id(wanted)
+    if not by_id:
+        names.check_ref(wanted)
     place = refs.need_place(objects)
-    state = refs.need_ref(objects, ref)
+    state = _state(objects, wanted)
     for _ in range(_TURNS):
         try:
-            return _pull(environment, objects, place, state, again, accept, progress)
+            return _pull(environment, objects, place, state, again, accept, progress, by_id)
         except Damaged:
-            later = refs.need_ref(objects, ref)
+            later = _state(objects, wanted)
             if later.current == state.current:
                 raise
             state = later
-    raise Conflict(f"{ref} at {objects.place} moves faster than it can be pulled: pull again later")
+    raise Conflict(f"{wanted} at {objects.place} moves faster than it can be pulled: pull again later")
+
+
+def follow(environment: Environment, objects: Objects, seen: dict[str, Listed]) -> set[str]:
+    """See `Fetching.follow_erasures`. seen: what earlier calls compared, by version; the call adds to it.
+
+    Returns the ids of the versions that changed, and of those that fall back on them.
+    """
+    listed = {one.name.rpartition("/")[2].removesuffix(".json"): one for one in objects.listed(fmt.ERASED)}
+    news = frozenset(version_id for version_id, one in listed.items() if seen.get(version_id) != one)
+    mine = environment.catalogue.read(lambda txn: [v for one in news for v in _own(one, txn)])
+    there = list(threaded(partial(erasures.applied, objects, news), mine))
+    late = environment.catalogue.read(lambda txn: [erasures.is_news(txn, version) for version, _ in there])
+    versions = [version for (version, _), is_late in zip(there, late, strict=True) if is_late]
+    if versions:
+        stands = _merged([some for _, some in there])
+        trusted = [version for version, is_late in zip(mine, late, strict=True) if is_late]
+        source = _source(environment, objects, versions)
+        try:
+            bring_in(environment, versions, source, lambda txn: True, None, trusted, stands)
+        finally:
+            source.close()
+    seen |= {version.id: listed[version.id] for version in mine}
+    changed = {version.id for version in versions}
+
+    def above(txn: CatalogueTxn) -> set[str]:
+        every = txn.keys(version_tree.VERSION) if changed else ()
+        return {one for one in every if changed & version_tree.closure(txn, [one]).keys()}
+
+    return environment.catalogue.read(above)
+
+
+def _merged(every: list[Stands]) -> Stands:
+    """Return what stands for segments by all these lists. Of two erasures the later one left fewer rows.
+
+    Raises Damaged if they contradict each other.
+    """
+    found: dict[str, SegmentInfo | None] = {}
+    for name, now in (one for some in every for one in some.items()):
+        before = found.setdefault(name, now)
+        if before is not None and (now is None or now.count < before.count):
+            found[name] = now
+    if any(now is not None and now.name in found for now in found.values()):
+        raise Damaged(f"the lists of erased segments contradict each other: {fmt.CURE}")
+    return found
+
+
+def _state(objects: Objects, wanted: str) -> RemoteRef:
+    """Return a ref of the remote; for a version's id one that is at this version. Raises NotFound."""
+    if not names.is_id(wanted):
+        return refs.need_ref(objects, wanted)
+    return RemoteRef(refs.need_version(objects, wanted).ref, wanted)
 
 
 def _pull(
@@ -64,15 +119,21 @@ def _pull(
     again: bool,
     accept: Accept | None,
     progress: Progress | None,
+    by_id: bool,
 ) -> Transfer:
     ref, current = state.ref, state.current
     assert current is not None  # `need_ref` refuses the others
 
     def present(txn: CatalogueTxn) -> bool:
+        if by_id:
+            return pins.is_fetched(txn, current) and bool(_own(current, txn))
         return _is_present(txn, state, place, objects.place)
 
+    def keep(txn: CatalogueTxn, _: list[VersionInfo]) -> None:
+        pins.keep_fetched(txn, current, time.time())
+
     def ahead(txn: CatalogueTxn) -> VersionInfo | None:
-        mine = version_tree.resolve(txn, ref) if present(txn) else None
+        mine = version_tree.resolve(txn, ref) if not by_id and present(txn) else None
         return None if mine is None or mine.id == current else mine
 
     if (mine := environment.catalogue.read(ahead)) is not None:
@@ -81,8 +142,7 @@ def _pull(
     if versions[0].ref != ref:
         raise Damaged(f"the ref {ref} at {objects.place} names a version of {versions[0].ref}: {fmt.CURE}")
     trusted = [] if again else [*own, *environment.catalogue.read(lambda txn: _local(txn, ref))]
-    lacking = environment.catalogue.read(lambda txn: _lacking(txn, environment, versions))
-    source = _Source(objects, [(info.name, info.bytes) for info in lacking])
+    source = _source(environment, objects, versions)
     attached = state.attached.get(current, ()) if accept is not None else ()
     before = sum(one.bytes for one in attached)
     total = before + sum(info.bytes for info, _ in segments_of(versions))
@@ -100,10 +160,13 @@ def _pull(
         accept(versions, {one.name: partial(fetched, one) for one in attached})
     new = environment.catalogue.read(lambda txn: _without_ref(txn, versions))
     try:
-        brought = bring_in(environment, versions, source, present, shown, trusted, stands)
+        brought = bring_in(
+            environment, versions, source, present, shown, trusted, stands, keep if by_id else None
+        )
     finally:
         source.close()
-    environment.catalogue.write(lambda txn: _agree(txn, place, new))
+    if not by_id:
+        environment.catalogue.write(lambda txn: _agree(txn, place, new))
     return Transfer(brought, source.segments, source.bytes, tuple(source.attachments))
 
 
@@ -149,9 +212,14 @@ def _agree(txn: CatalogueTxn, place: str, versions: list[VersionInfo]) -> None:
             agreed.put(txn, version.ref, place, version.id)
 
 
-def _lacking(txn: CatalogueTxn, environment: Environment, versions: list[VersionInfo]) -> list[SegmentInfo]:
-    """Return the segments of these versions that the store lacks, in the order in which it takes them."""
-    return [info for info, _ in segments_of(versions) if not environment.holds(txn, info)]
+def _source(environment: Environment, objects: Objects, versions: list[VersionInfo]) -> _Source:
+    """Return a source that fetches ahead the segments of these versions that the store lacks."""
+
+    def lacking(txn: CatalogueTxn) -> list[tuple[str, int]]:
+        every = [info for info, _ in segments_of(versions)]
+        return [(info.name, info.bytes) for info in every if not environment.holds(txn, info)]
+
+    return _Source(objects, environment.catalogue.read(lacking))
 
 
 def _local(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
@@ -171,9 +239,10 @@ def _chain(
     wanted: str | None = version_id
     while wanted is not None and len(found) < MAX_DEPTH:
         mine = environment.catalogue.read(partial(_own, wanted))
-        if mine is not None:
-            had.append(mine)
-        version, more = erasures.applied(objects, changed, mine or refs.read_version(objects, wanted))
+        had += mine
+        version, more = erasures.applied(
+            objects, changed, mine[0] if mine else refs.read_version(objects, wanted)
+        )
         found.append(version)
         stands |= more
         wanted = version.parent
@@ -181,11 +250,12 @@ def _chain(
     return found, had, stands
 
 
-def _own(version_id: str, txn: CatalogueTxn) -> VersionInfo | None:
+def _own(version_id: str, txn: CatalogueTxn) -> list[VersionInfo]:
+    """Return a version if this store has it."""
     try:
-        return version_tree.get_version(txn, version_id)
+        return [version_tree.get_version(txn, version_id)]
     except NotFound:
-        return None
+        return []
 
 
 class _Piece(NamedTuple):

@@ -1,4 +1,5 @@
 """Push: a ref's current version with its ancestors goes to a remote, and then the remote's ref moves.
+A version that is pushed by its id goes there, too, and no ref moves.
 
 A push puts attachments, then each version's segments, then its manifest. So a manifest that is there has its
 segments there. Then it says what was erased from the versions, if anything was. The ref moves last, in one
@@ -24,7 +25,8 @@ from plot_store.catalogue import agreed, erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
-from plot_store.ground.errors import Conflict, Damaged, NotFound, PlotStoreError
+from plot_store.ground import names
+from plot_store.ground.errors import Conflict, Damaged, Invalid, NotFound, PlotStoreError
 from plot_store.ground.files import convert_os_errors
 from plot_store.ground.nouns import Progress, SegmentInfo, Transfer, VersionInfo
 from plot_store.remote import format as fmt
@@ -46,21 +48,29 @@ def push(
     attached: Mapping[str, Path],
     progress: Progress | None,
 ) -> Transfer:
-    """See `Store.push`."""
+    """See `Store.push`. ref: a ref or a version's id."""
+    moves = not names.is_id(ref)
+    if attached and not moves:
+        raise Invalid(f"files can be attached only to a ref's current version: push {ref} without them")
     listed = attachments.described(attached)
-    tip = environment.catalogue.read(lambda txn: version_tree.need_ref(txn, ref)).current
+    if moves:
+        tip = environment.catalogue.read(lambda txn: version_tree.need_ref(txn, ref)).current
+    else:
+        tip = ref
+        ref = environment.catalogue.read(lambda txn: version_tree.get_version(txn, tip)).ref
     place = refs.make_place(objects)
     with pins.lease(environment, tip, _LEASE_S, "push") as lease:
         chain = environment.catalogue.read(
             lambda txn: version_tree.chain(txn, version_tree.get_version(txn, tip))
         )
         work = _Work(
-            environment, objects, ref, place, chain, expect, again, attached, listed, progress, lease
+            environment, objects, ref, place, chain, moves, expect, again, attached, listed, progress, lease
         )
         for _ in range(_TURNS):
             done = work.turn()
             if done is not None:
-                environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, tip))
+                if moves:
+                    environment.catalogue.write(lambda txn: agreed.put(txn, ref, place, tip))
                 return done
     raise Conflict(
         f"collections of {objects.place} took this push of {ref} for dead: collect with a longer age"
@@ -76,6 +86,7 @@ class _Work:
     ref: str
     place: str
     chain: list[VersionInfo]
+    moves: bool  # whether the ref is to be at this version
     expect: str | None
     again: bool
     files: Mapping[str, Path]
@@ -86,14 +97,17 @@ class _Work:
     def turn(self) -> Transfer | None:
         """Try once. Returns None if a collection took the push for dead meanwhile."""
         mark, erasing = Push(uuid.uuid4().hex, time.time()), self._erasing()
+        lived = False  # whether the mark was still there at the end
 
         def begin(found: RemoteRef | None) -> RemoteRef | None:
             return (found or RemoteRef(self.ref)).begun(mark) if self._goes(found, erasing) else None
 
         def end(found: RemoteRef | None) -> RemoteRef | None:
-            if found is None or not found.has(mark.push):
+            nonlocal lived
+            lived = found is not None and found.has(mark.push)
+            if found is None or not lived:
                 return None
-            goes = self._goes(found, erasing)
+            goes = self.moves and self._goes(found, erasing)
             ended = found.moved(self.chain[0].id, mark.push, self.attached) if goes else found
             # A version that this store lacks may have what was erased. It leaves the list, to be collected.
             return ended.without({mark.push}).only(erasing.there if erasing.news else ended.versions)
@@ -109,22 +123,28 @@ class _Work:
         except BaseException:
             self._unmark(mark)
             raise
-        ended = last is not None and last.current == self.chain[0].id and not last.has(mark.push)
-        return moved if ended else None
+        if self.moves:
+            lived = last is not None and last.current == self.chain[0].id and not last.has(mark.push)
+        return moved if lived else None
 
     def _erasing(self) -> Erasing:
-        """Look at what was erased from what is pushed, and from what this store has of the remote's ref.
+        """Look at what was erased from what is pushed, and from what this store has of the remote's ref, also
+        from older versions that the remote has and its list does not name.
 
         Raises Conflict if the remote erased what this store has.
         """
         state = refs.read_ref(self.objects, self.ref)
         ids = () if state is None else state.versions
 
-        def look(txn: CatalogueTxn) -> list[VersionInfo]:
-            return [version for version_id in ids for version in _known(txn, version_id)]
+        def look(txn: CatalogueTxn) -> tuple[list[VersionInfo], list[VersionInfo]]:
+            return [version for one in ids for version in _known(txn, one)], _erased_of(txn, self.ref)
 
-        known = self.environment.catalogue.read(look)
-        replaced = None if state is None or self.expect is not None else state.current
+        known, older = self.environment.catalogue.read(look)
+        listed = {version.id for version in (*known, *self.chain)}
+        older = [version for version in older if version.id not in listed]
+        there = threaded(lambda version: self.objects.size(fmt.version_name(version.id)) is not None, older)
+        known += [version for version, is_there in zip(older, there, strict=True) if is_there]
+        replaced = None if state is None or self.expect is not None or not self.moves else state.current
         found = Erasing(self.objects, [*self.chain, *known], replaced)
         self.environment.catalogue.read(found.check)
         return found
@@ -132,6 +152,8 @@ class _Work:
     def _goes(self, found: RemoteRef | None, erasing: Erasing) -> bool:
         """Return whether the remote's ref is to be changed. Raises Conflict if it must not be."""
         tip, current = self.chain[0].id, None if found is None else found.current
+        if not self.moves:
+            return not self._has_manifest(self.chain[0]) or bool(erasing.news)
         if found is None or current is None:
             return True
         if current == tip:
@@ -248,3 +270,11 @@ def _known(txn: CatalogueTxn, current: str | None) -> list[VersionInfo]:
         return [] if current is None else version_tree.chain(txn, version_tree.get_version(txn, current))
     except NotFound:
         return []
+
+
+def _erased_of(txn: CatalogueTxn, ref: str) -> list[VersionInfo]:
+    """Return the ref's versions in this store from which n-grams were erased."""
+    if not txn.has_any(erased.ERASED):
+        return []
+    ids = [one for one in txn.keys(version_tree.VERSION) if version_tree.get_node(txn, one).ref == ref]
+    return [version for version in (version_tree.get_version(txn, one) for one in ids) if version.erased]

@@ -93,6 +93,15 @@ def read_version(objects: Objects, version_id: str) -> VersionInfo:
     return fmt.parse_version(found[0], version_id)
 
 
+def need_version(objects: Objects, version_id: str) -> VersionInfo:
+    """Return the manifest of a version. Raises NotFound, Damaged, StoreIO."""
+    if objects.size(fmt.version_name(version_id)) is None:
+        raise NotFound(
+            f"there is no version {version_id} at {objects.place}: push it from a store that has it"
+        )
+    return read_version(objects, version_id)
+
+
 def need_place(objects: Objects) -> str:
     """Return the id of a remote. Raises NotFound (it is none), Damaged, FormatTooNew, StoreIO."""
     found = objects.get(fmt.MARKER)

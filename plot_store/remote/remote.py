@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Final
 
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number
+from plot_store.ground.errors import Invalid
 from plot_store.remote import refs
 from plot_store.remote.collect import RemoteGcReport, all_refs, collect
 from plot_store.remote.objects import open_objects
@@ -46,14 +48,23 @@ class Remote:
         return refs.remove(self._objects, ref, expect)
 
     def collect(
-        self, *, age_s: float = DAY_S, dry_run: bool = False, take_over: bool = False
+        self,
+        *,
+        age_s: float = DAY_S,
+        dry_run: bool = False,
+        take_over: bool = False,
+        keep: Collection[str] = (),
     ) -> RemoteGcReport:
         """Remove all objects that no ref needs and that are older than age_s seconds.
 
-        Each ref needs its current version, the seven pushed before it, and all their ancestors. Pushes are
+        Each ref needs its current version, the seven pushed before it, and all their ancestors. keep: ids of
+        versions that stay with their ancestors, too; those that are not there count for nothing. Pushes are
         refused meanwhile. A push that began longer ago than age_s counts as dead; if it lives, it begins
         anew. take_over: another collection has not ended, and its process is dead. Raises Conflict (a push or
         a collection is under way), NotFound, Invalid, Damaged, FormatTooNew, StoreIO.
         """
         check_number("age_s", age_s, "pass seconds, 0 or more", least=0)
-        return collect(self._objects, age_s, dry_run, take_over)
+        for version in keep:
+            if not names.is_id(version):
+                raise Invalid(f"keep holds {version!r}, which is not a version id: take ids of versions")
+        return collect(self._objects, age_s, dry_run, take_over, keep)

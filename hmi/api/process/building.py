@@ -64,7 +64,9 @@ def build_engine(
     settled = settings.precision, settings.device, settings.device_bytes
     limits = settings.root_bytes, settings.io_bytes_per_s, settings.runs("shards")
     writing = settings.writing_bytes, settings.runs("guesses")
-    bundles = (bundles_of or Bundles)(settings.data, *stores, *settled, *limits, *writing, manager.root_files)
+    make = bundles_of or Bundles
+    shared = manager.root_files, manager.fetching
+    bundles = make(settings.data, *stores, *settled, *limits, *writing, *shared)
     metrics.watch_executors(bundles.executors)
     engine = Engine(bundles, settings, metrics, manager.misses)
     if engine.exits is not None:

@@ -47,7 +47,7 @@ from hmi.stores.records.tenant_cache import TenantCache
 from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_pool import Size
 from hmi.stores.tensors.adapter_store import AdapterStore, Mapped
-from plot_store import Reader, Store
+from plot_store import Fetching, Reader, Store
 
 log = logging.getLogger("hmi.engine")
 IDLE_S = 600.0
@@ -217,14 +217,15 @@ class Bundles:
         writing_bytes: int = 1 << 26,
         guesses: bool = True,
         roots: RootFiles | None = None,
+        fetching: Fetching | None = None,
     ) -> None:
         """root_bytes, io_bytes_per_s, writing_bytes: the settings. shards: False if texts may only run on
-        exact weights. guesses: whether models that write may read guessed tokens. roots: None: the roots'
-        files are in the data folder."""
+        exact weights. guesses: whether models that write may read guessed tokens. roots, fetching: what to
+        find the roots' files and to read PLOTs with; None: they are in the data folder."""
         self._shards, self._root_bytes = Shards(IoBudget(io_bytes_per_s)), root_bytes
         self._fewer_bits = shards
         self._layout, self._registry, self._plots = Layout(data), registry, plots
-        self._roots = roots or RootFiles(self._layout)
+        self._roots, self._reads = roots or RootFiles(self._layout), fetching or plots
         self._adapters, self._lowers, self._precision = adapters, lowers, precision
         self._device, self._device_bytes = device, device_bytes
         self._tenants = TenantCache(registry)
@@ -299,7 +300,7 @@ class Bundles:
 
     def reader(self, version: ModelVersion) -> Part[Reader]:
         key = "plot", version.plot_version
-        return Part(key, self._readers, lambda: self._plots.reader(version.plot_version))
+        return Part(key, self._readers, lambda: self._reads.reader(version.plot_version))
 
     def lower(self, version: ModelVersion, upper: Upper, reader: Reader) -> Part[LocalLower]:
         """The lower layers behind a PLOT, which only the exact reference computes.

@@ -45,6 +45,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     rest = spec.options.rest or "fp16"
     if rest == "int8":
         made = replace(made, module=int8_of(made.module))
+    ctx.share(plot.id)
     artefact, size = ctx.adapters.put(made.joined(), {"task": described["task"]})
     record = ctx.registry.publish_model(
         model,

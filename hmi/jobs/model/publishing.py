@@ -28,11 +28,13 @@ def stored_version(
     """Store the model's tensors, and return its version without a number.
 
     plot: the PLOT version. data: None for an embedding. before: the keys of rows that the weights it started
-    from were trained on. fields: further fields of the version. Raises StorageFull.
+    from were trained on. fields: further fields of the version. The PLOT version is in the bucket afterwards.
+    Raises StorageFull, Unavailable.
     """
     about: dict[str, str] = {"task": made.task.name}
     if data is not None:
         about["rows"] = keys_as_text(joined_keys(data.train, *before))
+    ctx.share(plot)
     artefact, size = ctx.adapters.put(made.artefact.joined(), about)
     described: dict[str, Any] = {
         "version": 0,

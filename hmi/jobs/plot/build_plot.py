@@ -198,6 +198,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
     published = find_published(ctx, str(domain))
     if published is None:
         published = (_grow if spec.mode == "grow" else _build)(ctx, domain, spec)
+    ctx.share(str(domain))
     if spec.mode == "grow":
         _delete_misses(ctx, domain, spec.epoch)
     return {

@@ -34,6 +34,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
         made = ctx.plots.compact(domain, max_segments=most, target_bytes=target, progress=_Watch(ctx, domain))
     except (_Overtaken, Conflict):
         return {"domain": domain, "compacted": False, "reason": "a build on this domain came first"}
+    ctx.share(domain)  # also what an earlier attempt published
     if made is None:
         return {"domain": domain, "compacted": False, "reason": "there is nothing to merge"}
     return {

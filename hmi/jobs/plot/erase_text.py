@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi.errors import Damaged, InvalidInput
+from hmi.errors import Damaged, InvalidInput, NotFound
 from hmi.jobs.plot.ngrams import TOKENISE_AT_ONCE, UNCUT, count_corpus, pieces
 from hmi.jobs.plot.write_plot import Ngrams, find_published, keys_of
 from hmi.jobs.runtime.context import JobContext
@@ -53,6 +54,9 @@ def run(ctx: JobContext) -> dict[str, Any]:
     unwanted = _Unwanted.read(ctx, spec, loaded.tokenizer, loaded.info.n)
     rows = _erase_rows(ctx, spec, unwanted)
     passages = _erase_passages(ctx, spec, unwanted)
+    for domain in () if spec.dry_run else {spec.domain, *rows["domains"]}:
+        with suppress(NotFound):  # only its versions are left, on which others fall back
+            ctx.share(domain)
     misses = _forget_misses(ctx, spec)
     return {
         "domain": spec.domain,

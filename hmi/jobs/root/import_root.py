@@ -139,6 +139,7 @@ def run(ctx: JobContext) -> dict[str, Any]:
             field="source",
         )
     _publish_plot(ctx, folder, spec.alpha, texts, documents)
+    ctx.share(info.name)
     record = RootRecord(
         name=info.name,
         version=info.version,

@@ -16,6 +16,7 @@ from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
 from hmi.stores.bucket import Bucket, bucket_of
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import current_version, open_plots
+from hmi.stores.plot.sharing import share
 from hmi.stores.records.registry import Registry
 from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
@@ -97,6 +98,10 @@ class JobContext:
         if found is None:
             raise NotFound(f"domain {domain} does not exist: create it first", field="domain")
         return found
+
+    def share(self, ref_or_id: str) -> None:
+        """Bring a PLOT to the bucket, before the registry names it; see `sharing.share`."""
+        share(self.plots, self.bucket, ref_or_id, self.registry.leads)
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""

@@ -53,6 +53,11 @@ class WholeRegistry:
         """Return whether this node may change the registry, as far as it knows."""
         return self._database.read(nodes.is_primary)
 
+    def leads(self) -> bool:
+        """Return whether this node may change the registry, beyond doubt. Raises Unavailable, Damaged."""
+        self.catch_up()
+        return self.is_primary()
+
     def part(self) -> None:
         """Make a copy of a shared registry one of its own."""
         self._database.part()
