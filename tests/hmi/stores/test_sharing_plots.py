@@ -19,7 +19,6 @@ from hmi.jobs.plot import compact_plot, erase_text
 from hmi.jobs.root import import_root
 from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
-from hmi.stores.plot.sharing import share
 from plot_store import Remote
 from plot_store.remote.erasures import listed
 from plot_store.remote.objects import open_objects
@@ -63,11 +62,11 @@ def filled(manager: Manager, place: str) -> list[str]:
     """Share a root and three versions of a domain, each built anew. A model is on the first."""
     add_root(manager)
     manager.create_tenant("acme")
-    share(manager.plots, manager._parts.bucket, "tiny")
+    manager._parts.share("tiny")
     versions = []
     for build in ("b1", "b22", "b333"):
         versions.append(publish_plot(manager, NEWS, build).id)
-        share(manager.plots, manager._parts.bucket, NEWS)
+        manager._parts.share(NEWS)
     add_model(manager, "acme.mood", manager.plots.version(versions[0]))
     return versions
 
@@ -99,7 +98,7 @@ def test_the_next_primary_has_everything(node: Open, place: str, caplog: pytest.
     first = node("first")
     versions = filled(first, place)
     publish_plot(first, "tiny/lost")  # it was not shared
-    first.adopt_plots()
+    first._consistency.housekeeping()
     assert at(place) == first.plots.heads()
     second = node("second")
     with caplog.at_level(logging.INFO):
@@ -117,12 +116,13 @@ def test_the_next_primary_has_everything(node: Open, place: str, caplog: pytest.
 
     # The first one comes back. Meanwhile the second one has managed, and the first has published, too.
     newest = publish_plot(second, NEWS, "b4444").id
-    share(second.plots, second._parts.bucket, NEWS)
+    second._parts.share(NEWS)
     second.delete_domain("tiny/lost")
     assert at(place).keys() == {"tiny", NEWS}
+    second.registry.lead("http://second")
     lone = publish_plot(first, NEWS, "b55555").id
     with pytest.raises(Conflict, match="pull first"):
-        share(first.plots, first._parts.bucket, NEWS)
+        first._parts.share(NEWS)
     assert at(place)[NEWS] == newest
     first.adopt_plots()
     assert first.plots.heads() == second.plots.heads() == at(place)
@@ -141,6 +141,7 @@ def test_a_data_folder_that_had_no_bucket(node: Open, place: str) -> None:
     alone.close()
     first = node("first")
     first.adopt_plots()
+    first._consistency.housekeeping()
     assert at(place) == first.plots.heads()
     replica = node("replica", "replica")
     assert np.array_equal(rows(first, old.id), rows(replica, old.id))
@@ -172,7 +173,7 @@ def test_a_push_that_did_not_live_to_record_it(node: Open, place: str) -> None:
     second = node("second")
     second.adopt_plots()
     last = publish_plot(second, NEWS, "b4444")
-    share(second.plots, second._parts.bucket, NEWS)
+    second._parts.share(NEWS)
     first.plots.pull(last.id, f"{place}/plots")
     first.rollback_domain(NEWS, versions[1])  # it has the bucket's version, and never agreed on it
     assert at(place)[NEWS] == versions[1]
@@ -235,7 +236,7 @@ def test_without_the_bucket_a_job_does_not_end(node: Open, place: str, tiny_sour
             away.setenv(name, "x")
         pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-plot-store[remote]')")
         with pytest.raises(Unavailable):
-            share(first.plots, bucket, NEWS)
+            first._parts.share(NEWS)
     bucket.plots = right
     first._consistency.housekeeping()
     assert at(place)[NEWS] == lone
@@ -246,7 +247,7 @@ def test_full_depth_roots_have_words_alone(node: Open, place: str) -> None:
     first = node("first")
     add_root(first)
     words = publish_plot(first, "tiny/full", "b1", words=True)
-    share(first.plots, first._parts.bucket, words.id)
+    first._parts.share(words.id)
     publish_plot(first, "tiny/full", "b22")
-    share(first.plots, first._parts.bucket, "tiny/full")
+    first._parts.share("tiny/full")
     assert np.array_equal(rows(first, words.id), rows(node("replica", "replica"), words.id))
