@@ -298,7 +298,7 @@ def test_a_snapshot_is_consistent_while_others_publish_delete_and_collect(manage
 
     # Artefacts go at once, not an hour after their deletion.
     real_gc = manager.adapters.gc
-    manager.adapters.gc = lambda keep, _age: real_gc(keep, 0.2)  # type: ignore[method-assign, assignment, misc]
+    manager.adapters.gc = lambda keep, _age, **_: real_gc(keep, 0.2)  # type: ignore[method-assign, assignment, misc]
     threads = [threading.Thread(target=churn, args=(name,)) for name in ("acme", "globex")]
     for thread in threads:
         thread.start()
