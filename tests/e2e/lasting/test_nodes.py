@@ -82,7 +82,7 @@ def version(lab: Lab, model: str) -> int:
 
 def test_a_replica_answers_as_the_primary(primary: Lab, replica: Lab) -> None:
     assert replica.ask("acme.first") == primary.ask("acme.first")
-    exact = {"inputs": ["cell protein rises"], "exact": True}
+    exact = {"inputs": ["cell protein rises"], "parameters": {"exact": True}}
     ask = [lab.client.request("POST", "/infer/acme.first", exact)["outputs"] for lab in (primary, replica)]
     assert ask[0] == ask[1]
     for part in ("jobs", "roots", "adapters"):
