@@ -79,7 +79,7 @@ def test_a_ref_comes_when_it_is_first_read(store: Store, other: Store, url: str)
     right(reads, refs[0])
     assert len(place.calls) == calls  # it needs no network
     right(reads, refs[1])
-    for bad, error in (("r/none", NotFound), ("../r", Invalid), ("v" + "0" * 32, Invalid)):
+    for bad, error in (("r/none", NotFound), ("../r", Invalid), ("v" + "0" * 32, NotFound)):
         with pytest.raises(error):
             reads.reader(bad)
     lab.check(other)
