@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hmi.config import Settings
 from hmi.errors import Damaged, InvalidInput
 from hmi.model.files import full_or, write_bytes
 from plot_store.ground.holding import HOLDING
@@ -118,11 +119,16 @@ class Layout:
         return self.data / "server.json"
 
 
-def without_paths(text: str, data: Path) -> str:
-    """Replace the data folder's path in `text`, since tenants must not see it."""
-    for path in dict.fromkeys((str(data.absolute()), str(data.resolve()), str(data))):
-        if len(path) > 1:  # the data folder may be "."
-            text = text.replace(path, "<data>")
+def without_paths(text: str, settings: Settings) -> str:
+    """Replace the places of the data folder and the bucket in `text`, since tenants must not see them."""
+    data = settings.data
+    places = {str(path): "<data>" for path in (data.absolute(), data.resolve(), data)}
+    if settings.bucket:
+        at = settings.bucket if "://" in settings.bucket else Path(settings.bucket).expanduser().absolute()
+        places |= {str(at): "<bucket>", settings.bucket: "<bucket>"}
+    for place, name in places.items():
+        if len(place) > 1:  # the data folder may be "."
+            text = text.replace(place, name)
     return text
 
 

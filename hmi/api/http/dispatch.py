@@ -237,7 +237,7 @@ def shape(request: web.Request, error: Exception) -> tuple[dict[str, Any], int, 
         limited_log = request.app[SERVICES].monitoring.limited_log
         limited_log.warning(ours.kind, "request %s: %s: %s", request[REQUEST_ID], ours.kind, ours.message)
     # The log names files, but a caller must not learn where they lie.
-    message = without_paths(ours.message, request.app[SERVICES].settings.data)
+    message = without_paths(ours.message, request.app[SERVICES].settings)
     body = dialect.encode_error(Failure(ours.kind, message, ours.details, request[REQUEST_ID]))
     return body, status, {**headers_of(status, ours.details), **headers}
 

@@ -278,7 +278,7 @@ def client_error(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
             ours.kind, "request %s: %s: %s", call.id, ours.kind, ours.message
         )
     # The log names files, but a caller must not learn where they lie.
-    return ours, without_paths(ours.message, services.settings.data)
+    return ours, without_paths(ours.message, services.settings)
 
 
 _OF_SERVER = (

@@ -142,7 +142,7 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
             ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost(folder)))
         except Exception as error:
             described = describe(error, ctx.log)
-            described["message"] = without_paths(described["message"], ctx.settings.data)
+            described["message"] = without_paths(described["message"], ctx.settings)
             ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost(folder)))
     except NotFound:
         if ctx.registry.has_job(job):
