@@ -67,6 +67,7 @@ def test_rows_are_the_first_short_ones_with_some_held_out(tmp_path: Path) -> Non
         task_of("verses")
 
 
+@pytest.mark.slow
 def test_a_tenant_and_a_copy_are_trained_once_and_stand_side_by_side(tmp_path: Path) -> None:
     source = write_language_model(
         "llama", tmp_path / "llama", hidden_size=128, intermediate_size=192, max_position_embeddings=256

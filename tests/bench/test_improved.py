@@ -126,6 +126,7 @@ def work(plan: ImprovedPlan, setting: Any, folder: Any, cells: Any, told: Any, s
     told.join_thread()
 
 
+@pytest.mark.slow
 def test_the_queue_skips_what_is_done_and_ends_with_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

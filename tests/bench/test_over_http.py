@@ -25,6 +25,7 @@ def _by_id(rows: list[Figure]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+@pytest.mark.slow
 def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     monkeypatch.setattr(floods, "SETTLE_S", 0.2)
@@ -35,6 +36,7 @@ def test_a_flood_is_measured_beside_the_control(tmp_path: Path, monkeypatch: pyt
         assert found[f"{name}_memory_over_before"] > 0
 
 
+@pytest.mark.slow
 def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     plan, reports = fleet.FleetPlan(tenants=3, starts=1, settled_s=0.1), []
@@ -45,6 +47,7 @@ def test_the_start_of_a_server_of_many_tenants(tmp_path: Path, monkeypatch: pyte
     assert reports[-1] == "start 1 of 1"
 
 
+@pytest.mark.slow
 def test_a_soak_finds_no_wrong_answer_or_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_fleet, "QUICK", tiny_plan(tmp_path))
     source = write_language_model("llama", tmp_path / "writes", max_position_embeddings=512)
@@ -62,6 +65,7 @@ def test_a_soak_finds_no_wrong_answer_or_text(tmp_path: Path, monkeypatch: pytes
         assert rows[f"wrong_exit_after_{way}"].value == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("neighbour", "names"),
     [(background.TRAINING, ("30_paced", "saturated_nice_only")), (background.WRITING, ("30_writers",))],

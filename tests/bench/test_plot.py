@@ -32,6 +32,7 @@ def test_documents_left_out_are_never_built_from(tmp_path: Path) -> None:
         split(corpus_of(tmp_path, ["only one"]), None)
 
 
+@pytest.mark.slow
 def test_the_jobs_build_and_held_out_text_is_looked_up(tmp_path: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     data = tmp_path / "data"
@@ -53,6 +54,7 @@ def test_the_jobs_build_and_held_out_text_is_looked_up(tmp_path: Path) -> None:
     assert not list((data / "plots").rglob("*bench*"))
 
 
+@pytest.mark.slow
 def test_a_language_model_predicts_held_out_text(tmp_path: Path) -> None:
     source = write_language_model("llama", tmp_path / "source")
     data, text = tmp_path / "data", tmp_path / "text.txt"

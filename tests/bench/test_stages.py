@@ -86,6 +86,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCalls, "run", run)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_all_sections_measure(plan: StagesPlan, folder: Path) -> None:
     told = Told()

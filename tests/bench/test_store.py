@@ -140,6 +140,7 @@ def test_dropping_files_says_why_where_it_cannot(tmp_path: Path) -> None:
     assert why is None or "--data" in why
 
 
+@pytest.mark.slow
 def test_every_section_measures_its_rows(tmp_path: Path) -> None:
     plan, real = StorePlan(keys=6000, dims=(32,), runs=3, long_runs=2, phase_s=0.05, phases=1), os.fsync
     rows = {row.id: row for row in run(plan, tmp_path, print)}

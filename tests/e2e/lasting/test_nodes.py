@@ -173,7 +173,7 @@ def test_while_the_bucket_is_away_a_replica_answers_and_nothing_is_lost(
 def test_another_server_takes_over(nodes: Nodes, primary: Lab, replica: Lab) -> None:
     """Its data folder is empty. The old primary lives on, and then comes back."""
     answer = primary.ask("acme.first")
-    job = fine_tune(primary, "acme.long", epochs=200)
+    job = fine_tune(primary, "acme.long", epochs=100)
     wait_until(lambda: primary.client.request("GET", f"/manage/jobs/{job}")["state"] == "running")
     third = nodes.start("third", "primary")
     assert third.ask("acme.first") == answer

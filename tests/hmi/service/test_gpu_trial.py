@@ -41,6 +41,7 @@ def trial() -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_every_step_runs_on_the_twin(tmp_path: Path, trial: Any) -> None:
     command = [sys.executable, str(SCRIPT), "--device", "twin", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
