@@ -36,6 +36,10 @@ class Remote:
         refs.need_place(self._objects)
         return {ref.ref: ref.current for ref in all_refs(self._objects) if ref.current is not None}
 
+    def collecting(self) -> bool:
+        """Return whether a collection runs, which refuses pushes. Raises StoreIO."""
+        return refs.collection(self._objects) is not None
+
     def delete(self, ref: str, *, expect: str | None = None) -> str:
         """Remove a ref. `collect` frees its objects. Returns the id of the version that it was at.
 

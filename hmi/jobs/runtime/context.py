@@ -25,6 +25,8 @@ from plot_store import Store, VersionInfo
 
 WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
+COLLECTION_S = 3600.0
+"""How long a job waits at its end for a collection of the bucket."""
 ASK_EVERY_S = 0.5
 """The registry is asked for a cancellation at most this often."""
 
@@ -101,7 +103,7 @@ class JobContext:
 
     def share(self, ref_or_id: str) -> None:
         """Bring a PLOT to the bucket, before the registry names it; see `sharing.share`."""
-        share(self.plots, self.bucket, ref_or_id, self.registry.leads)
+        share(self.plots, self.bucket, ref_or_id, self.registry.leads, COLLECTION_S)
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""

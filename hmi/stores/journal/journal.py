@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
-from hmi.errors import Damaged
+from hmi.errors import Damaged, NotFound
 from hmi.stores.journal import format as fmt
 from hmi.stores.journal.format import Entry, Head, Whole
 from hmi.stores.plot.plots import as_hmi
@@ -111,6 +111,20 @@ class Journal:
         """Return all records at one position. Raises Missing, Damaged."""
         pieces = zip(whole.names, self._read_all(whole.names), strict=True)
         return dict(chain.from_iterable(fmt.parse_records(data, name).items() for name, data in pieces))
+
+    def state(self) -> dict[str, str]:
+        """Return all records as of now. Raises Damaged; NotFound if there is no journal."""
+        found = self.head()
+        if found is None:
+            raise NotFound(f"there is no journal at {self.place}: check the address")
+        state = self.records(found[0].whole)
+        for entry in self.entries(found[0], found[0].whole.at):
+            for key, body in entry.changes.items():
+                if body is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = body
+        return state
 
     def is_due(self, head: Head) -> bool:
         """Return whether a new node would read too many entries."""

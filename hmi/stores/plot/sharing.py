@@ -7,32 +7,46 @@ and a domain's ref follows the primary's. Without a bucket nothing happens.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import plot_store
-from hmi.errors import HmiError, StorageFull, Unavailable
+from hmi.core import ModelRecord
+from hmi.errors import HmiError, NotFound, StorageFull, Unavailable
 from hmi.stores.bucket import Bucket
 from hmi.stores.plot.plots import plot_errors
+from hmi.stores.records.table import MODEL
 from plot_store import Fetching, Remote, Store
 
 log = logging.getLogger("hmi.stores")
+PAUSE_S = 2.0
+"""Pause between two attempts beside a collection."""
 
 
-def share(plots: Store, bucket: Bucket | None, ref_or_id: str, sure: Callable[[], bool]) -> None:
+def share(
+    plots: Store, bucket: Bucket | None, ref_or_id: str, sure: Callable[[], bool], patience_s: float = 10.0
+) -> None:
     """Bring a ref to the bucket as it is here, or only a version, by its id. What is there is not sent again.
 
     sure: tells whether this node is the primary beyond doubt. It is asked if another node has published a
     version of the ref that this one has never had, as the last primary's jobs may do; the primary's counts.
-    Raises NotFound, Unavailable, Damaged; Conflict if this is not the primary, or if a collection runs there.
+    patience_s: how long to wait for a collection that runs there. Raises NotFound, Unavailable, Damaged;
+    Conflict if this is not the primary, or if a collection still runs.
     """
     if bucket is None:
         return
+    remote, end = Remote(bucket.plots), time.monotonic() + patience_s
     with plot_errors():
         try:
             plots.push(ref_or_id, bucket.plots)
         except plot_store.Conflict:
-            there = Remote(bucket.plots).refs().get(ref_or_id)
+            if remote.collecting() and time.monotonic() < end:
+                time.sleep(PAUSE_S)
+                share(plots, bucket, ref_or_id, sure, end - time.monotonic())
+                return
+            there = remote.refs().get(ref_or_id)
             if there is None or not (_had(plots, there) or sure()):
                 raise
             # If this node had it, an earlier push has not lived to record that it was done.
@@ -113,6 +127,23 @@ def follow_erasures(plots: Store, reads: Fetching, needed: Collection[str]) -> s
         except plot_store.Conflict:
             plots.gc(keep=needed, keep_versions=1)
             return reads.follow_erasures()
+
+
+def plots_in_use(place: str) -> set[str]:
+    """The ids of the versions that models are on, if `place` is the PLOTs of a bucket; else none.
+
+    Raises Unavailable, Damaged.
+    """
+    whole = place.rstrip("/") if "://" in place else str(Path(place).expanduser().absolute())
+    bucket, _, part = whole.rpartition("/")
+    if part != "plots":
+        return set()
+    try:
+        state = Bucket(bucket).journal.state()
+    except NotFound:  # it is a remote of its own
+        return set()
+    models = (ModelRecord.model_validate_json(body) for key, body in state.items() if key.startswith(MODEL))
+    return {version.plot_version for model in models for version in model.versions}
 
 
 def _take(plots: Store, bucket: Bucket, ref: str, version: str) -> None:

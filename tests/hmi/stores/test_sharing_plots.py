@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from hmi.jobs.plot import compact_plot, erase_text
 from hmi.jobs.root import import_root
 from hmi.jobs.runtime.context import JobContext
 from hmi.manager import Manager
+from hmi.stores.plot import sharing
+from hmi.stores.plot.sharing import plots_in_use, share
 from plot_store import Remote
 from plot_store.remote.erasures import listed
 from plot_store.remote.objects import open_objects
@@ -251,3 +254,28 @@ def test_full_depth_roots_have_words_alone(node: Open, place: str) -> None:
     publish_plot(first, "tiny/full", "b22")
     first._parts.share("tiny/full")
     assert np.array_equal(rows(first, words.id), rows(node("replica", "replica"), words.id))
+
+
+def test_a_collection_keeps_what_models_are_on(
+    node: Open, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = node("first")
+    versions = filled(first, place)
+    for value in range(5, 14):  # the bucket's list of the domain no longer has the model's version
+        publish_plot(first, NEWS, f"b{value}" * value)
+        first._parts.share(NEWS)
+    remote = Remote(f"{place}/plots")
+    assert plots_in_use(f"{place}/plots/") == {versions[0]}
+    assert plots_in_use(f"{place}/files") == plots_in_use(f"{place}/elsewhere/plots") == set()
+    assert remote.collect(age_s=0, keep=plots_in_use(f"{place}/plots")).objects
+    monkeypatch.setattr(sharing, "PAUSE_S", 0.01)
+    open_objects(f"{place}/plots").swap("collecting.json", b"{}", None)
+    assert remote.collecting()
+    publish_plot(first, NEWS, "b77")
+    with pytest.raises(Conflict, match="collection"):
+        share(first.plots, first._parts.bucket, NEWS, lambda: True, 0.05)
+    threading.Timer(0.3, lambda: open_objects(f"{place}/plots").remove(["collecting.json"])).start()
+    first._parts.share(NEWS)
+    assert at(place) == first.plots.heads()
+    replica = node("replica", "replica")
+    assert np.array_equal(rows(first, versions[0]), rows(replica, versions[0]))

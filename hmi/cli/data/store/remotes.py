@@ -19,6 +19,7 @@ from hmi.cli.framework.output import notes, print_done, print_fields, print_json
 from hmi.cli.framework.session import CliSession
 from hmi.core import DomainId
 from hmi.stores.plot.plots import plot_errors
+from hmi.stores.plot.sharing import plots_in_use
 
 if TYPE_CHECKING:
     from plot_store import Remote, Transfer
@@ -139,10 +140,12 @@ def gc(
 ) -> None:
     """Remove what no domain at PLACE needs. Pushes are refused meanwhile.
 
-    Each domain needs its version, the seven pushed before it, and what these build on.
+    Each domain needs its version, the seven pushed before it, and what these build on. If PLACE is the
+    'plots' of a bucket that servers share, the versions that their models use stay, too.
     """
     with _at(session, place) as found:
-        report = found.collect(age_s=age_hours * 3600, dry_run=dry_run, take_over=take_over)
+        keep = plots_in_use(place)
+        report = found.collect(age_s=age_hours * 3600, dry_run=dry_run, take_over=take_over, keep=keep)
     if as_json:
         print_json(asdict(report))
         return
