@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Final, Protocol
 
-from hmi.manager.parts import Parts
+from hmi.manager.parts import HOUR_S, Parts
 from hmi.stores.failures import log_failure
 from hmi.stores.records.nodes import Primary
 
@@ -35,7 +35,7 @@ class Following:
         self._parts, self._plots, self._registry = parts, plots, parts.registry
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = self._erasures_at = float("-inf")
+        self._told = self._erasures_at = self._collected_at = float("-inf")
         self._led = False
 
     def begin(self, url: str) -> bool:
@@ -80,6 +80,9 @@ class Following:
         if not self._led and at - self._erasures_at >= ERASURES_S:
             self._erasures_at = at
             self._plots.follow_erasures()
+        if not self._led and at - self._collected_at >= HOUR_S:
+            self._collected_at = at
+            self._parts.adapters.gc(self._parts.used_artefacts())
         if moved and self._led and (primary := self.elsewhere()) is not None:
             self._led = False
             log.warning(
