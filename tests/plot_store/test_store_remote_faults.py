@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import plotlab as lab
@@ -136,11 +137,15 @@ def test_a_collection(store: Store, url: str, how: str, tmp_path: Path) -> None:
     lab.put(store, "r", lab.content(1))
     seeds = iter(range(10, 3000))
 
-    def run(place: Place) -> None:
-        for _ in range(9):
-            seed = next(seeds)
+    def push(times: int) -> None:
+        for seed in islice(seeds, times):
             lab.put(store, "r", lab.content(seed, (9, 3, 1)))
             store.push("r", url, attached=files(tmp_path, seed))
+
+    push(format.KEPT_VERSIONS)
+
+    def run(place: Place) -> None:
+        push(2)  # as many leave the list
         place.calls.clear()
         collect.collect(place, 0.0, False, False)
 
