@@ -75,12 +75,13 @@ class Following:
                     )
 
     def _look(self) -> None:
-        moved = self._registry.catch_up()
+        self._registry.catch_up()
         at = time.monotonic()
         if not self._led and at - self._erasures_at >= ERASURES_S:
             self._erasures_at = at
             self._plots.follow_erasures()
-        if moved and self._led and (primary := self.elsewhere()) is not None:
+        # Another thread or a job's process may have taken the change over, so it does not matter who did.
+        if self._led and (primary := self.elsewhere()) is not None:
             self._led = False
             log.warning(
                 "%s is the primary now: this server runs no more jobs, and passes on calls", primary.url
