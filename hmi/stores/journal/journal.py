@@ -69,8 +69,8 @@ class Journal:
             for tag in (None, '"00000000000000000000000000000000"'):
                 if self._objects.swap(fmt.HEAD, fmt.dump_head(head), tag):
                     raise Damaged(
-                        f"{self.place} ignores the condition of a put (If-None-Match, If-Match), so two nodes "
-                        "could lose each other's changes: use a server that keeps it"
+                        f"{self.place} ignores the condition of a put (If-None-Match, If-Match), so two "
+                        "nodes could lose each other's changes: use a server that keeps it"
                     )
 
     def append(self, head: Head, tag: str, entry: Entry) -> bool:
