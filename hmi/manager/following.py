@@ -80,7 +80,7 @@ class Following:
         if not self._led and at - self._erasures_at >= ERASURES_S:
             self._erasures_at = at
             self._plots.follow_erasures()
-        # Another thread or a job's process may have taken the change over, so it does not matter who did.
+        # Whoever looked first: a transaction of this process or of another one may have caught up, too.
         if self._led and (primary := self.elsewhere()) is not None:
             self._led = False
             log.warning(
