@@ -144,7 +144,7 @@ def _settle(aside: Path) -> None:
     layout = open_layout(aside)
     registry = Registry.open(layout.registry)
     try:
-        registry.part()
+        registry.leave_journal()
         for job in registry.live_jobs(tolerant=True):
             registry.update_job(job.job, _job_after_restore)
     finally:

@@ -51,7 +51,7 @@ class Consistency:
     def _share(self) -> None:
         """Put what the bucket lacks there. There is something if the data folder had no bucket before."""
         parts = self._parts
-        if parts.bucket is None or not parts.manages:
+        if parts.bucket is None or not parts.registry.is_primary():
             return
         with plot_errors():
             versions = parts.plots.metas()
@@ -151,9 +151,9 @@ class Consistency:
 
         plots=False leaves PLOT versions alone, for a caller that has collected them with another retention.
         """
-        parts = self._parts
+        parts, manages = self._parts, self._parts.registry.is_primary()
         files = FileOperations(parts).collect()
-        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S, shared=parts.manages)
+        _, adapters = parts.adapters.gc(parts.used_artefacts(), HOUR_S, shared=manages)
         keep = self.pinned_plots()
         with plot_errors():
             kept = parts.settings.plot_keep_versions
@@ -165,7 +165,7 @@ class Consistency:
         if not any(j.kind == "build_plot" for j in parts.registry.live_jobs()):
             beside["lowers"] = parts.lowers.gc(lowers_of(versions), HOUR_S)[1]
             beside["samples"] = parts.samples.gc(samples_of(versions), HOUR_S)[1]
-        if parts.bucket is not None and parts.manages:
+        if parts.bucket is not None and manages:
             self._collect_shared(parts.bucket)
         return {"adapters": adapters, "plots": freed, **beside, "files": files}
 

@@ -75,7 +75,7 @@ class Following:
                     )
 
     def _look(self) -> None:
-        moved = self._registry.catch_up()
+        self._registry.catch_up()
         at = time.monotonic()
         if not self._led and at - self._erasures_at >= ERASURES_S:
             self._erasures_at = at
@@ -83,7 +83,8 @@ class Following:
         if not self._led and at - self._collected_at >= HOUR_S:
             self._collected_at = at
             self._parts.adapters.gc(self._parts.used_artefacts())
-        if moved and self._led and (primary := self.elsewhere()) is not None:
+        # Whoever looked first: a transaction of this process or of another one may have caught up, too.
+        if self._led and (primary := self.elsewhere()) is not None:
             self._led = False
             log.warning(
                 "%s is the primary now: this server runs no more jobs, and passes on calls", primary.url

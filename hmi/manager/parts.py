@@ -46,11 +46,6 @@ class Parts:
         """Bring a PLOT to the bucket; see `sharing.share`."""
         share(self.plots, self.bucket, ref_or_id, self.registry.leads)
 
-    @property
-    def manages(self) -> bool:
-        """Whether this node is the one that removes what nobody needs from the bucket."""
-        return self.registry.is_primary()
-
     def deleted_models(self, models: Iterable[ModelRecord]) -> None:
         """Tell that these models have been deleted."""
         gone = list(models)

@@ -41,9 +41,11 @@ class Bucket:
             self._files: Objects = open_objects(_below(url, "files"))
 
     def put(self, name: str, path: Path) -> None:
-        """Store a file under a name, in place of an earlier one. Its age begins anew, by which collections
-        know what a job is about to publish."""
-        with plot_errors(), _bytes(path, path.stat().st_size) as data:
+        """Store a file under a name, in place of an earlier one.
+
+        Its age begins anew, so that no collection removes it before the registry names it.
+        """
+        with plot_errors(), _bytes(path) as data:
             self._files.put(name, data)
 
     def fetch(self, name: str, path: Path, sha256: str) -> bool:
@@ -117,8 +119,8 @@ def _below(url: str, part: str) -> str:
 
 
 @contextmanager
-def _bytes(path: Path, size: int) -> Iterator[memoryview]:
-    if not size:
+def _bytes(path: Path) -> Iterator[memoryview]:
+    if not path.stat().st_size:  # nothing can be mapped
         yield memoryview(b"")
         return
     with (
@@ -137,6 +139,5 @@ def _write(path: Path, pieces: Iterable[bytes | None]) -> str:
             found.update(piece or b"")
             file.write(piece or b"")
         file.flush()
-
         os.fsync(file.fileno())
     return found.hexdigest()

@@ -85,8 +85,7 @@ def _without_marks(found: RemoteRef | None, before: float) -> RemoteRef | None:
 
 def _unneeded(objects: Objects, before: float, keep: Collection[str]) -> list[Listed]:
     """Return the objects that are older than a time and that neither a ref nor a version in `keep` needs,
-    manifests first. A ref without a
-    version, which is not being pushed, needs no object either.
+    manifests first. A ref without a version, which is not being pushed, needs no object either.
 
     Younger manifests stay, with what they need. Raises Damaged if a manifest that a ref needs cannot be read,
     since what it needs is not known then.

@@ -66,11 +66,12 @@ class Journal:
         with _errors():
             self._objects.swap(fmt.HEAD, fmt.dump_head(head), None)
             # A server that ignores the condition would let two writers lose each other's changes.
-            if self._objects.swap(fmt.HEAD, fmt.dump_head(head), None):
-                raise Damaged(
-                    f"{self.place} ignores the condition of a put (If-None-Match), so two nodes could lose "
-                    "each other's changes: use a server that keeps it"
-                )
+            for tag in (None, '"00000000000000000000000000000000"'):
+                if self._objects.swap(fmt.HEAD, fmt.dump_head(head), tag):
+                    raise Damaged(
+                        f"{self.place} ignores the condition of a put (If-None-Match, If-Match), so two "
+                        "nodes could lose each other's changes: use a server that keeps it"
+                    )
 
     def append(self, head: Head, tag: str, entry: Entry) -> bool:
         """Append an entry to this head. Returns False if another one came first.

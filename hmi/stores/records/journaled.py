@@ -56,7 +56,7 @@ class _News:
     """What a database lacks of a journal: entries, or all records where the entries are gone."""
 
     entries: Sequence[Entry]
-    whole: tuple[int, Mapping[str, str]] | None
+    whole: Mapping[str, str] | None
 
 
 def position_of(raw: Any) -> Position | None:
@@ -178,7 +178,7 @@ class Journaled:
         if news.whole is None and news.entries[0].before != mine.by:
             raise self._parted()
         if news.whole is not None:
-            _replace(raw, news.whole[1])
+            _replace(raw, news.whole)
         txn = RegistryTxn(raw)
         for entry in news.entries:
             for key, body in entry.changes.items():
@@ -200,7 +200,7 @@ class Journaled:
         try:
             return _News(list(self._journal.entries(head, after)), None)
         except Gone:
-            whole = head.whole.at, self._journal.records(head.whole)
+            whole = self._journal.records(head.whole)
             return _News(list(self._journal.entries(head, head.whole.at)), whole)
 
     def _head(self) -> tuple[Head, str]:

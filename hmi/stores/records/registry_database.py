@@ -71,7 +71,7 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def part(self) -> None:
+    def leave_journal(self) -> None:
         """Forget the journal that the records followed: they are this data folder's own from now on."""
         try:
             self._database.write(lambda raw: RegistryTxn(raw).delete(POSITION))

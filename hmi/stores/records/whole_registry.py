@@ -58,9 +58,9 @@ class WholeRegistry:
         self.catch_up()
         return self.is_primary()
 
-    def part(self) -> None:
+    def leave_journal(self) -> None:
         """Make a copy of a shared registry one of its own."""
-        self._database.part()
+        self._database.leave_journal()
 
     def problems(self) -> list[str]:
         """Check all records; returns one sentence for each that is damaged or lost."""

@@ -87,9 +87,6 @@ def test_a_replica_answers_as_the_primary(primary: Lab, replica: Lab) -> None:
     exact = {"inputs": ["cell protein rises"], "parameters": {"exact": True}}
     ask = [lab.client.request("POST", "/infer/acme.first", exact)["outputs"] for lab in (primary, replica)]
     assert ask[0] == ask[1]
-    for part in ("jobs", "roots", "adapters"):
-        assert (primary.data / part).is_dir()
-    assert not (primary.data / "plots").samefile(replica.data / "plots")
 
 
 def test_a_change_is_live_everywhere_and_no_reader_moves_back(primary: Lab, replica: Lab) -> None:

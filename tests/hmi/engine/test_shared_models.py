@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,6 @@ async def test_a_replica_answers_with_the_primarys_bits(
     first = node(folder, tmp_path / "bucket")
     first._housekeeping()  # which puts what the folder had before
     usual, exact = await answers_of(first), await answers_of(first, exact=True)
-    # The store of PLOTs has a bucket's part of its own.
-    shutil.copytree(folder / "plots", tmp_path / "b" / "plots")
     second = node(tmp_path / "b", tmp_path / "bucket", role="replica")
     here = second.root_files._layout.root("tiny", second.registry.root("tiny").version)
     assert not here.exists()

@@ -194,7 +194,7 @@ def test_changes_of_many_threads_follow_each_other(node: Callable[[str], Node]) 
     assert sorted(got) == list(range(1, 91))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_histories_with_faults_have_one_order(
     node: Callable[[str], Node], short: None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,9 +223,8 @@ def test_histories_with_faults_have_one_order(
                 one.database.catch_up()
             else:
                 one.add(f"pad{step % 5}", step)
-                sure_before = sure
                 seen.append(one.add("n"))
-                sure = sure_before + 1
+                sure += 1
         except (HmiError, Died):
             unsure += 1
         if late and rng.random() < 0.3:
@@ -281,14 +280,14 @@ node.at(Place(open_objects(node.journal.place), int(sys.argv[2]), sys.argv[3]))
 print(node.add("n"), flush=True)
 """
     last = 0
-    for at, how in [(at, how) for at in (1, 2) for how in ("kill", "killed")]:
+    for how in ("kill", "killed"):  # before the swap of the head, and after it
         done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path), str(at), how], capture_output=True, text=True
+            [sys.executable, "-c", script, str(tmp_path), "2", how], capture_output=True, text=True
         )
         found = int(done.stdout.split()[0])
         assert done.returncode == -9, done.stderr
         assert found == last
-        last += (at, how) == (2, "killed")  # the swap was done: the change is there though nobody heard of it
+        last += how == "killed"  # the change is there though nobody heard of it
     other = Node(tmp_path / "b", tmp_path / "bucket")
     try:
         assert other.add("n") == last + 1
@@ -361,7 +360,7 @@ def test_a_shared_registry_is_not_changed_by_who_does_not_know_its_bucket(tmp_pa
     assert [t.tenant for t in alone.tenants()] == ["beta"]
     with pytest.raises(InvalidInput, match="HMI_BUCKET"):
         add_tenant(alone, "gamma")
-    alone.part()
+    alone.leave_journal()
     add_tenant(alone, "gamma")
     alone.close()
 

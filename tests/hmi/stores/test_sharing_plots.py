@@ -19,7 +19,7 @@ from hmi.errors import Conflict, Unavailable
 from hmi.jobs.plot import compact_plot, erase_text
 from hmi.jobs.root import import_root
 from hmi.jobs.runtime.context import JobContext
-from hmi.manager import Manager
+from hmi.manager import Manager, following
 from hmi.stores.plot import sharing
 from hmi.stores.plot.sharing import plots_in_use, share
 from plot_store import Remote
@@ -130,6 +130,24 @@ def test_the_next_primary_has_everything(node: Open, place: str, caplog: pytest.
     first.adopt_plots()
     assert first.plots.heads() == second.plots.heads() == at(place)
     assert lone in {version.id for version in first.plots.history(NEWS)}
+
+
+def test_a_primary_steps_down_whichever_thread_read_of_it(
+    node: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "LOOK_S", 1e6)  # the thread does not look
+    first = node("first")
+    assert first.following is not None
+    assert first.following.begin("http://first")
+    first.following._look()
+    assert not first.runner._stopping.is_set()
+    node("second").registry.lead("http://second")
+    assert not first.registry.leads()  # as a push does, when it is refused
+    first.following._look()
+    assert first.runner._stopping.is_set()
+    primary = first.following.elsewhere()
+    assert primary is not None
+    assert primary.url == "http://second"
 
 
 def test_a_data_folder_that_had_no_bucket(node: Open, place: str) -> None:
