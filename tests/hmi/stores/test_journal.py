@@ -365,6 +365,23 @@ def test_a_shared_registry_is_not_changed_by_who_does_not_know_its_bucket(tmp_pa
     alone.close()
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_place_that_ignores_conditions_is_refused(node: Callable[..., Node], fresh: bool) -> None:
+    """fresh: it ignores that there must be no object; else that the object must be the one with the tag."""
+
+    class Careless(Place):
+        def swap(self, name: str, data: bytes, tag: str | None) -> bool:
+            if (tag is None) != fresh:
+                return super().swap(name, data, tag)
+            self.put(name, memoryview(data))
+            return True
+
+    one = node("a", wait=True)
+    one.at(Careless(one.journal._objects))
+    with pytest.raises(Damaged, match="ignores the condition"):
+        one.database.follow(one.journal)
+
+
 def test_an_older_head_is_refused(node: Callable[[str], Node]) -> None:
     """As after the bucket's older version of the head was restored."""
     a, b = node("a"), node("b")

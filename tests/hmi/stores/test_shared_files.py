@@ -550,6 +550,7 @@ def test_what_crashes_leave_in_the_bucket_goes(place: Shared, tmp_path: Path) ->
     young = ("jobs/jyoung/x", "files/file-young", "roots/tiny/jyoung/x")
     for name in young:
         place.node()._files.put(name, memoryview(b"1"))
+    manager.registry.lead("http://a")
     replica = manager_of(place, tmp_path / "b", role="replica")
     for each in (replica, manager):
         before = in_bucket(place)
