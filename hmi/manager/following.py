@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Final, Protocol
 
+from hmi.errors import Unavailable
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.stores.failures import log_failure
 from hmi.stores.records.nodes import Primary
@@ -53,8 +54,15 @@ class Following:
         return self._led
 
     def elsewhere(self) -> Primary | None:
-        """The primary, unless this node is it, or nobody is yet."""
-        return None if self._registry.is_primary() else self._registry.primary()
+        """The primary, unless this node is it. Raises Unavailable for a replica if no other node is it."""
+        if not self._registry.is_primary():
+            return self._registry.primary()
+        if self._parts.settings.role == "replica":  # it may have been the primary before its restart
+            raise Unavailable(
+                "no server is the primary, and a replica manages nothing: start one with role=primary; calls "
+                "to infer are answered"
+            )
+        return None
 
     def end(self) -> None:
         """Follow no longer."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from hmi.api.access.auth import is_loopback
 from hmi.api.body.body_stream import Inflow
-from hmi.errors import Unavailable
+from hmi.errors import HmiError, Unavailable
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, web
 else:
     from hmi.api.lazy_import import web
 
+log = logging.getLogger("hmi.api")
 FORWARDED: Final = "X-HMI-Forwarded"
 """The header of a request that another node passed on. It is not passed on again."""
 _CONNECT_S: Final = 5.0
@@ -35,25 +38,35 @@ class Forwarder:
         self._session: ClientSession | None = None
 
     async def pass_on(self, request: web.Request, request_id: str, to: str) -> web.StreamResponse:
-        """Let the node at the URL `to` answer. Raises Unavailable if it cannot be reached."""
+        """Let the node at the URL `to` answer. Raises Unavailable if it cannot be reached, and Malformed as
+        `Inflow`."""
         import aiohttp
 
         if FORWARDED in request.headers:
             raise Unavailable("the primary has just changed: try again in a few seconds")
         headers = _kept(request.headers)
         headers[FORWARDED], headers["X-Request-Id"] = "1", request_id
+        # Without a key, the primary trusts programs on its machine. It must see whether the caller is one.
+        headers["Host"] = request.host
+        if not is_loopback(request.remote or ""):
+            before = request.headers.getall("X-Forwarded-For", [])
+            headers["X-Forwarded-For"] = ", ".join([*before, request.remote or "unknown"])
         inflow = Inflow(request, self._idle_s, lambda _: asyncio.sleep(0))
-        url = URL(to).join(URL(request.raw_path, encoded=True))
+        unread: list[HmiError] = []
+        # A request's target may be a whole URL of the caller's choice: only its path and query count.
+        url = URL(f"{URL(to).origin()}{request.rel_url.raw_path_qs}", encoded=True)
         try:
             async with self._client().request(
                 request.method,
                 url,
                 headers=headers,
-                data=_body(inflow) if request.can_read_body else None,
+                data=_body(inflow, unread) if request.can_read_body else None,
                 allow_redirects=False,
             ) as answer:
                 return await _passed_back(request, answer)
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if unread:
+                raise unread[0] from error
             raise Unavailable(
                 f"the primary does not answer ({type(error).__name__}), and a replica manages nothing: try "
                 "again; calls to infer are answered"
@@ -69,6 +82,9 @@ class Forwarder:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
+                # aiohttp's limit would let one caller's slow calls hold up all others'. The listeners of both
+                # servers limit connections.
+                connector=aiohttp.TCPConnector(limit=0),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -77,17 +93,31 @@ class Forwarder:
         return self._session
 
 
-async def _body(inflow: Inflow) -> AsyncIterator[bytes]:
-    await inflow.begin()
-    while chunk := await inflow.readany():
-        yield chunk
+async def _body(inflow: Inflow, unread: list[HmiError]) -> AsyncIterator[bytes]:
+    """Yield the body. Puts the error of a body that cannot be read into `unread`."""
+    try:
+        await inflow.begin()
+        while chunk := await inflow.readany():
+            yield chunk
+    except HmiError as error:
+        unread.append(error)
+        raise
 
 
 async def _passed_back(request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+    import aiohttp
+
     found = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_kept(answer.headers))
     await found.prepare(request)
-    async for chunk in answer.content.iter_any():
-        await found.write(chunk)
+    try:
+        async for chunk in answer.content.iter_any():
+            await found.write(chunk)
+    except aiohttp.ClientError as error:
+        # The client has the beginning of an answer. An error's answer would be read as a part of it.
+        log.warning("the primary broke off an answer (%s), so the client's connection is closed", error)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the primary broke off its answer") from error
     await found.write_eof()
     return found
 

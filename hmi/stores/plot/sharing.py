@@ -30,13 +30,15 @@ def share(
 ) -> None:
     """Bring a ref to the bucket as it is here, or only a version, by its id. What is there is not sent again.
 
-    sure: tells whether this node is the primary beyond doubt. It is asked if another node has published a
-    version of the ref that this one has never had, as the last primary's jobs may do; the primary's counts.
-    patience_s: how long to wait for a collection that runs there. Raises NotFound, Unavailable, Damaged;
-    Conflict if this is not the primary, or if a collection still runs.
+    sure: tells whether this node is the primary beyond doubt. Another node may have published a version of
+    the ref that this one has never had, as the last primary's jobs may do; the primary's counts. patience_s:
+    how long to wait for a collection that runs there. Raises NotFound, Damaged; Unavailable, also if this is
+    not the primary; Conflict if a collection still runs.
     """
     if bucket is None:
         return
+    if not sure():
+        raise Unavailable(f"this server is no longer the primary, so {ref_or_id} was not put into the bucket")
     remote, end = Remote(bucket.plots), time.monotonic() + patience_s
     with plot_errors():
         try:
@@ -47,7 +49,7 @@ def share(
                 share(plots, bucket, ref_or_id, sure, end - time.monotonic())
                 return
             there = remote.refs().get(ref_or_id)
-            if there is None or not (_had(plots, there) or sure()):
+            if there is None:
                 raise
             # If this node had it, an earlier push has not lived to record that it was done.
             plots.push(ref_or_id, bucket.plots, expect=there)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from hmi.errors import Conflict, Damaged, HmiError, InvalidInput, Unavailable
 from hmi.stores.journal.format import Entry, Head
 from hmi.stores.journal.journal import Gone, Journal, Missing
-from hmi.stores.records.nodes import NODE, PRIMARY, Primary, new_node, primary_in
+from hmi.stores.records.nodes import NODE, PRIMARY, new_node, not_primary, primary_in
 from hmi.stores.records.sealed import RegistryTxn, records
 from hmi.stores.records.table import KEY_USED
 from plot_store.database.database import Database
@@ -139,7 +139,7 @@ class Journaled:
             changes = {key: value for key, value in txn.changes.items() if not key.startswith(LOCAL)}
             if changes:
                 if primary is not None and primary.node.encode() != node and PRIMARY not in changes:
-                    raise _not_primary(primary)
+                    raise not_primary(primary)
                 entry = Entry(head.at + 1, secrets.token_hex(16), head.by, _texts(changes))
                 sent[entry.by] = result
                 self._append(head, tag, entry)
@@ -284,13 +284,6 @@ def _replace(raw: Any, new: Mapping[str, str]) -> None:
         txn.delete(key)
     for key, body in new.items():
         txn.put(key, body.encode())
-
-
-def _not_primary(primary: Primary) -> Unavailable:
-    return Unavailable(
-        f"this server is not the primary, {primary.url} is: send changes there, or start this one with "
-        "role=primary, which takes over"
-    )
 
 
 def _texts(changes: Mapping[str, bytes | None]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from hmi.errors import Unavailable
 from hmi.record import Record
 from hmi.stores.records.sealed import RegistryTxn
 
@@ -37,6 +38,21 @@ def is_primary(txn: RegistryTxn) -> bool:
     """Return whether this node may change the registry. True for a registry that is not shared."""
     primary, node = primary_in(txn), txn.get(NODE)
     return primary is None or primary.node.encode() == node
+
+
+def check_primary(txn: RegistryTxn) -> None:
+    """Raise Unavailable unless this node may change the registry."""
+    primary = primary_in(txn)
+    if primary is not None and not is_primary(txn):
+        raise not_primary(primary)
+
+
+def not_primary(primary: Primary) -> Unavailable:
+    """The error of a change at a node while another one is the primary."""
+    return Unavailable(
+        f"this server is not the primary, {primary.url} is: send changes there, or start this one with "
+        "role=primary, which takes over"
+    )
 
 
 def lead(txn: RegistryTxn, url: str) -> bool:

@@ -34,6 +34,7 @@ from hmi.stores.records import (
     job_table,
     key_table,
     model_table,
+    nodes,
     once_table,
     tenant_room,
 )
@@ -393,10 +394,12 @@ class Registry(WholeRegistry):
     def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
         """Run `act(models, jobs)` in a write transaction, so that no user of `domain` can be added meanwhile.
 
-        models: names of the models that depend on the domain. jobs: ids of its live jobs.
+        models: names of the models that depend on the domain. jobs: ids of its live jobs. Raises Unavailable
+        before `act` if another node is the primary.
         """
 
         def body(txn: RegistryTxn) -> T:
+            nodes.check_primary(txn)  # `act` may change nothing here, and much elsewhere
             records = self._table.all(txn, MODEL, ModelRecord)
             models = [
                 f"{m.tenant}.{m.name}"

@@ -19,7 +19,7 @@ from hmi.errors import Conflict, Unavailable
 from hmi.jobs.plot import compact_plot, erase_text
 from hmi.jobs.root import import_root
 from hmi.jobs.runtime.context import JobContext
-from hmi.manager import Manager, following
+from hmi.manager import Manager
 from hmi.stores.plot import sharing
 from hmi.stores.plot.sharing import plots_in_use, share
 from plot_store import Remote
@@ -28,6 +28,7 @@ from plot_store.remote.objects import open_objects
 from tests.bucket import credentials
 from tests.hmi.labs.build_lab import attempt, create, text
 from tests.hmi.labs.manager_lab import add_model, add_root, publish_plot
+from tests.waiting import wait_until
 
 Open = Callable[..., Manager]
 NEWS = "tiny/news"
@@ -124,7 +125,7 @@ def test_the_next_primary_has_everything(node: Open, place: str, caplog: pytest.
     assert at(place).keys() == {"tiny", NEWS}
     second.registry.lead("http://second")
     lone = publish_plot(first, NEWS, "b55555").id
-    with pytest.raises(Conflict, match="pull first"):
+    with pytest.raises(Unavailable, match="no longer the primary"):
         first._parts.share(NEWS)
     assert at(place)[NEWS] == newest
     first.adopt_plots()
@@ -132,22 +133,59 @@ def test_the_next_primary_has_everything(node: Open, place: str, caplog: pytest.
     assert lone in {version.id for version in first.plots.history(NEWS)}
 
 
-def test_a_primary_steps_down_whichever_thread_read_of_it(
-    node: Open, monkeypatch: pytest.MonkeyPatch
+def test_an_old_primary_leaves_the_bucket_alone(node: Open, place: str) -> None:
+    """Nothing else has happened since the other one took over, so no later version refuses the change."""
+    first, second = node("first"), node("second")
+    first.registry.lead("http://first")
+    add_root(first)
+    first._parts.share("tiny")
+    versions = [publish_plot(first, NEWS, build).id for build in ("b1", "b22")]
+    first._parts.share(NEWS)
+    second.registry.lead("http://second")
+    there = at(place)
+    assert there[NEWS] == versions[1]
+    for change in (
+        lambda: first.rollback_domain(NEWS, versions[0]),
+        lambda: first.delete_domain(NEWS),
+        lambda: first.delete_root("tiny"),
+    ):
+        with pytest.raises(Unavailable, match="the primary"):
+            change()
+        assert at(place) == there
+    assert NEWS in first.plots.heads()
+
+
+def test_an_old_primary_notices_although_another_look_came_first(
+    node: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(following, "LOOK_S", 1e6)  # the thread does not look
-    first = node("first")
+    first, second = node("first"), node("second")
     assert first.following is not None
-    assert first.following.begin("http://first")
-    first.following._look()
-    assert not first.runner._stopping.is_set()
-    node("second").registry.lead("http://second")
-    assert not first.registry.leads()  # as a push does, when it is refused
-    first.following._look()
-    assert first.runner._stopping.is_set()
+    first.following.begin("http://first")
+    assert first.following.elsewhere() is None
+    second.registry.lead("http://second")
+    first.registry.catch_up()
+    wait_until(lambda: "http://second is the primary now" in caplog.text)
     primary = first.following.elsewhere()
     assert primary is not None
     assert primary.url == "http://second"
+
+
+def test_a_replica_manages_nothing_while_no_other_is_the_primary(node: Open, tmp_path: Path) -> None:
+    replica = node("replica", "replica")
+    assert replica.following is not None
+    with pytest.raises(Unavailable, match="no server is the primary"):
+        replica.following.elsewhere()
+    first = node("first")
+    first.registry.lead("http://first")
+    first.close()
+    again = node("first", "replica")
+    assert again.following is not None
+    with pytest.raises(Unavailable, match="no server is the primary"):
+        again.following.elsewhere()
+    replica.registry.catch_up()
+    primary = replica.following.elsewhere()
+    assert primary is not None
+    assert primary.url == "http://first"
 
 
 def test_a_data_folder_that_had_no_bucket(node: Open, place: str) -> None:
