@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPConnection
 from multiprocessing import get_context
@@ -38,7 +38,7 @@ from bench.harness.report import Figure, in_turn, seconds
 from bench.harness.server import NO_JOBS, Server, hmi, running
 from hmi.config import Settings
 from hmi.core import ModelId
-from hmi.errors import Unavailable
+from hmi.errors import Conflict, Unavailable
 from hmi.manager import Manager
 from hmi.stores.bucket import Bucket
 from hmi.stores.layout import Layout
@@ -57,7 +57,7 @@ Report = Callable[[str], None]
 class NodesPlan:
     """The sizes of a run. The defaults give figures."""
 
-    contents: Contents = Contents(8)
+    contents: Contents = field(default_factory=lambda: Contents(8))
     changes: int = 200
     rollbacks: int = 20
     uploads: int = 5
@@ -108,8 +108,9 @@ def _changes(plan: NodesPlan, home: Home, folder: Path, place: str, report: Repo
         with ProcessPoolExecutor(WRITERS, mp_context=get_context("spawn")) as pool:
             work = partial(_many, place, home.model(0), plan.changes)
             spans = list(pool.map(work, [folder / f"node-{i}" for i in range(WRITERS)]))
-        took = max(end for _, end in spans) - min(begun for begun, _ in spans)
+        took = max(end for _, end, _ in spans) - min(begun for begun, _, _ in spans)
         yield Figure("at_once", made / took, "changes/s", runs=made)
+        yield Figure("at_once_refused", sum(refused for _, _, refused in spans), "changes", runs=made)
         registry.catch_up()
         lost = made - (registry.model(home.model(0)).current - before)
         yield Figure("at_once_lost", lost, "changes", 0, False, made)
@@ -120,13 +121,19 @@ def _change(registry: Registry, model: ModelId) -> None:
     registry.change_model(model, lambda record: record.model_copy(update={"current": record.current + 1}))
 
 
-def _many(place: str, model: ModelId, changes: int, folder: Path) -> tuple[float, float]:
-    """Make changes as one more node. Returns when it began and when it ended, on the monotonic clock."""
+def _many(place: str, model: ModelId, changes: int, folder: Path) -> tuple[float, float, int]:
+    """Make changes as one more node. Returns when it began, when it ended (monotonic clock), and how many
+    changes were refused, and made again, because other nodes were always first."""
+    refused = done = 0
     with closing(Registry.open(folder, journal=Bucket(place).journal)) as registry:
         began = time.monotonic()
-        for _ in range(changes):
-            _change(registry, model)
-        return began, time.monotonic()
+        while done < changes:
+            try:
+                _change(registry, model)
+                done += 1
+            except Conflict:
+                refused += 1
+        return began, time.monotonic(), refused
 
 
 def _join(plan: NodesPlan, home: Home, folder: Path, place: str, report: Report) -> Iterator[Figure]:
@@ -271,13 +278,8 @@ def _infer(
             for arm, some in seen.items():
                 rate = statistics.median(one.a_second for one in some)
                 yield Figure(f"infer_{callers}_{arm}", rate, "calls/s", runs=runs)
-            yield Figure(
-                f"infer_{callers}_failed",
-                sum(one.failures for s in seen.values() for one in s),
-                "calls",
-                0,
-                False,
-            )
+            failed = sum(one.failures for some in seen.values() for one in some)
+            yield Figure(f"infer_{callers}_failed", failed, "calls", 0, False)
         for server in (primary, replica):
             server.go_on()
 
