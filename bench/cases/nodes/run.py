@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -40,6 +41,7 @@ from hmi.config import Settings
 from hmi.core import ModelId
 from hmi.errors import Conflict, Unavailable
 from hmi.manager import Manager
+from hmi.manager.following import LOOK_S
 from hmi.stores.bucket import Bucket
 from hmi.stores.layout import Layout
 from hmi.stores.records.registry import Registry
@@ -216,8 +218,9 @@ def _servers(plan: NodesPlan, home: Home, folder: Path, place: str, report: Repo
             yield Figure(f"cold_{name}", 1e3 * statistics.median(times), "ms", runs=REPLICAS)
         through = _Caller(replica, home)
         report("rollbacks, and how soon they are live at the replica")
-        live = []
+        live, draw = list[float](), random.Random(1)
         for turn in range(plan.rollbacks):
+            time.sleep(LOOK_S * draw.random())  # else it would always follow the replica's last look
             manage.roll_back(1 + turn % 2)
             began = time.perf_counter()
             while through.version() != 1 + turn % 2:
