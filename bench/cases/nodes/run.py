@@ -68,7 +68,7 @@ class NodesPlan:
     """Tenants of the registry that a new node joins."""
     seconds: float = 3.0
     pairs: int = 5
-    reads_s: float = 20.0
+    reads_s: float = 30.0
     """How long the replica is read while the primary is replaced."""
     quick: bool = False
 
