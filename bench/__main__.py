@@ -8,6 +8,7 @@ from bench.cases.background.command import background
 from bench.cases.fleet.command import fleet
 from bench.cases.floods.command import floods
 from bench.cases.generation.command import generation
+from bench.cases.nodes.command import nodes
 from bench.cases.path.command import path
 from bench.cases.plot.command import plot
 from bench.cases.quality.command import improved, quality, steps, tenants
@@ -30,6 +31,7 @@ CASES = (
     floods,
     generation,
     improved,
+    nodes,
     path,
     plot,
     quality,

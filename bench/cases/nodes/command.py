@@ -1,0 +1,20 @@
+"""The command `bench nodes`."""
+
+from __future__ import annotations
+
+import click
+
+from bench.harness.commands import Rows, case, quick_flag
+from hmi.cli.framework.output import notes
+from hmi.cli.framework.session import CliSession
+
+
+@case(
+    click.option("--bucket", metavar="URL", help="Such as s3://bucket/hmi. Default: a temporary folder."),
+    quick_flag("Few calls, changes and tenants"),
+)
+def nodes(session: CliSession, bucket: str | None, quick: bool) -> Rows:
+    """Servers that share a bucket. --data names a folder that keeps their tenants for later runs."""
+    from bench.cases.nodes.run import QUICK, NodesPlan, run
+
+    return run(QUICK if quick else NodesPlan(), bucket, session.data, notes.print)
