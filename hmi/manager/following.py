@@ -40,7 +40,7 @@ class Following:
         self._led = False
 
     def begin(self, url: str) -> bool:
-        """Take the part that the settings say, and follow from now on. Returns whether this is the primary.
+        """Take the part that the settings say. Returns whether this is the primary.
 
         url: where other nodes reach this one. Raises Unavailable, Damaged.
         """
@@ -49,9 +49,12 @@ class Following:
             if self._registry.lead(url):
                 log.info("this server is the primary from now on")
             self._plots.adopt_plots()
+        return self._led
+
+    def follow(self) -> None:
+        """Follow other nodes from now on, and step down when another one takes over."""
         self._thread = threading.Thread(target=self._follow, name="hmi-following", daemon=True)
         self._thread.start()
-        return self._led
 
     def elsewhere(self) -> Primary | None:
         """The primary, unless this node is it. Raises Unavailable for a replica if no other node is it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -84,13 +85,25 @@ class Forwarder:
             self._session = aiohttp.ClientSession(
                 # aiohttp's limit would let one caller's slow calls hold up all others'. The listeners of both
                 # servers limit connections.
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _watched_socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket that notices within half a minute when the other machine has vanished. No call has a time
+    limit, since an answer may take long."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if option := getattr(socket, name, None):  # not every system has it
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 async def _body(inflow: Inflow, unread: list[HmiError]) -> AsyncIterator[bytes]:

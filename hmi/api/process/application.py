@@ -114,6 +114,8 @@ async def begin(services: Services, url: str = "") -> None:
     following = services.manager.following
     if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
         await asyncio.to_thread(services.manager.runner.start)
+    if following is not None:
+        following.follow()
     services.monitoring.minutes.start()
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"

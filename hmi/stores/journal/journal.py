@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
-from hmi.errors import Damaged, NotFound
+from hmi.errors import Damaged, NotFound, Unavailable
 from hmi.stores.journal import format as fmt
 from hmi.stores.journal.format import Entry, Head, Whole
 from hmi.stores.plot.plots import as_hmi
@@ -54,10 +54,13 @@ class Journal:
         return None if found is None else (fmt.parse_head(found[0]), found[1])
 
     def need_head(self) -> tuple[Head, str]:
-        """The same. Raises Damaged if there is no journal."""
+        """The same. Raises Unavailable if there is no journal: a folder may not be mounted."""
         found = self.head()
         if found is None:
-            raise Damaged(f"the journal's head is gone from {self.place}: {fmt.CURE}")
+            raise Unavailable(
+                f"the journal's head is gone from {self.place}: mount the folder, or restore the head from "
+                "the bucket's older versions"
+            )
         return found
 
     def begin(self, records: Mapping[str, str]) -> None:

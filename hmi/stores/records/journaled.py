@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import secrets
 import threading
 import time
@@ -32,6 +33,8 @@ LOCAL: Final = (POSITION, NODE, KEY_USED)
 """The beginnings of the keys of records that other nodes do not get."""
 _TURNS: Final = 50
 """Attempts of one change. One fails only if another node's change came first, or removed what it read."""
+_PAUSE_S: Final = 0.05
+"""The longest pause between two of them."""
 _AWAY_S: Final = 5.0
 """Seconds after a failure for which changes are refused at once. An attempt may wait long for an answer, and
 it holds the write lock meanwhile."""
@@ -139,7 +142,7 @@ class Journaled:
             changes = {key: value for key, value in txn.changes.items() if not key.startswith(LOCAL)}
             if changes:
                 if primary is not None and primary.node.encode() != node and PRIMARY not in changes:
-                    raise not_primary(primary)
+                    raise not_primary()
                 entry = Entry(head.at + 1, secrets.token_hex(16), head.by, _texts(changes))
                 sent[entry.by] = result
                 self._append(head, tag, entry)
@@ -258,6 +261,7 @@ def _in_turns(moved: type[Exception] | tuple[type[Exception], ...], body: Callab
             return body()
         except moved as error:
             last = error
+            time.sleep(random.uniform(0, _PAUSE_S))  # else the node that came first would come first again
     if isinstance(last, Damaged):
         raise last
     raise Conflict("other nodes change the registry all the time: try again")

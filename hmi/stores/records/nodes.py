@@ -44,14 +44,14 @@ def check_primary(txn: RegistryTxn) -> None:
     """Raise Unavailable unless this node may change the registry."""
     primary = primary_in(txn)
     if primary is not None and not is_primary(txn):
-        raise not_primary(primary)
+        raise not_primary()
 
 
-def not_primary(primary: Primary) -> Unavailable:
+def not_primary() -> Unavailable:
     """The error of a change at a node while another one is the primary."""
     return Unavailable(
-        f"this server is not the primary, {primary.url} is: send changes there, or start this one with "
-        "role=primary, which takes over"
+        "another server is the primary, so this one changes nothing: send changes there, or start this one "
+        "with role=primary, which takes over"
     )
 
 

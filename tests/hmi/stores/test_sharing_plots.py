@@ -161,6 +161,7 @@ def test_an_old_primary_notices_although_another_look_came_first(
     first, second = node("first"), node("second")
     assert first.following is not None
     first.following.begin("http://first")
+    first.following.follow()
     assert first.following.elsewhere() is None
     second.registry.lead("http://second")
     first.registry.catch_up()
