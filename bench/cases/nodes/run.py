@@ -268,7 +268,7 @@ def _infer(
             server.halt()
         for callers in (1, CALLERS):
             works = {"replica": partial(phase, replica, callers), "alone": partial(phase, plain, callers)}
-            seen: Any = in_turn(works, plan.pairs)  # loads, not seconds
+            seen: Any = in_turn(works, plan.pairs)  # LoadFigures, not seconds
             why = f"executors: {', '.join(sorted(chosen))}"
             for share in (0.5, 0.99):
                 found = {arm: [one.at(share) / 1e3 for one in some] for arm, some in seen.items()}
