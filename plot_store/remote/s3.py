@@ -17,6 +17,8 @@ from plot_store.ground.errors import Invalid, StoreIO
 from plot_store.remote.objects import CURE, Listed
 
 _PART: Final = 64 << 20  # larger objects are sent in parts of this size
+_PATIENCE: Final = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2}}
+"""A host that says nothing is given up after about a minute. The library's own limits are five minutes."""
 _PAGE: Final = 1000  # names that one request removes
 _CHANGED: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _ABSENT: Final = ("NoSuchKey", "404")
@@ -32,7 +34,9 @@ class S3:
         if not self._bucket:
             raise Invalid("s3:// without a bucket: pass s3://bucket or s3://bucket/prefix")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._fs: Any = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+        self._fs: Any = S3FileSystem(
+            skip_instance_cache=True, use_listings_cache=False, config_kwargs=dict(_PATIENCE)
+        )
         self._fs.retries = 1  # botocore tries again, too. Both together would take minutes to give up.
 
     def get(self, name: str) -> tuple[bytes, str] | None:
