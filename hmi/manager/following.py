@@ -22,7 +22,7 @@ TOLD_S: Final = 30.0
 
 
 class SharedPlots(Protocol):
-    """What a manager does with the PLOTs in the bucket."""
+    """The part of a manager that brings PLOTs and the bucket together."""
 
     def adopt_plots(self) -> None: ...
 

@@ -84,10 +84,10 @@ class Manager:
             tell_deleted=lambda deleted: self.on_deleted(deleted),
         )
         self.following = None if bucket is None else Following(self._parts, self)
-        """What keeps the server in step with others; None if its data folder is its own."""
+        """Keeps the server in step with others. None if its data folder is its own."""
         self.settings, self.registry, self.plots = settings, registry, plots
         self.fetching = None if bucket is None else plots.fetching(bucket.plots)
-        """What the engine reads PLOTs with; None: they are all in the data folder."""
+        """Reads PLOTs for the engine. None if they are all in the data folder."""
         self.adapters, self.lowers, self.samples, self.runner = adapters, lowers, samples, runner
         self._domains = DomainOperations(self._parts)
         runner.on_ended.append(self._domains.erased)

@@ -30,7 +30,7 @@ _AHEAD: Final = 8
 
 
 class Bucket:
-    """What one place holds. Thread-safe. Methods raise Unavailable if the place does not answer."""
+    """The contents of one place. Thread-safe. Methods raise Unavailable if the place does not answer."""
 
     def __init__(self, url: str) -> None:
         """url: a folder, or a URL such as s3://bucket/hmi. Nothing is contacted yet. Raises InvalidInput."""

@@ -69,7 +69,7 @@ class NodesPlan:
     seconds: float = 3.0
     pairs: int = 5
     reads_s: float = 30.0
-    """How long the replica is read while the primary is replaced."""
+    """Seconds for which the replica is read while another primary starts."""
     quick: bool = False
 
 

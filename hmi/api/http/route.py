@@ -94,7 +94,7 @@ class Route:
 
     @property
     def manages(self) -> bool:
-        """Whether only the primary of servers that share a bucket answers the call."""
+        """Whether the call manages. Of servers that share a bucket, only the primary answers it."""
         return self.scope in ("manage", "admin")
 
     @property

@@ -26,7 +26,7 @@ from plot_store import Store, VersionInfo
 WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
 COLLECTION_S = 3600.0
-"""How long a job waits at its end for a collection of the bucket."""
+"""A job that ends waits at most this long for a collection of the bucket."""
 ASK_EVERY_S = 0.5
 """The registry is asked for a cancellation at most this often."""
 

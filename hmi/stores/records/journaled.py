@@ -56,7 +56,7 @@ class _Moved(Exception):
 
 @dataclass(frozen=True)
 class _News:
-    """What a database lacks of a journal: entries, or all records where the entries are gone."""
+    """The part of a journal that a database lacks: entries, or all records if the entries are gone."""
 
     entries: Sequence[Entry]
     whole: Mapping[str, str] | None

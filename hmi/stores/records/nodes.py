@@ -19,7 +19,7 @@ class Primary(Record):
 
     node: str
     url: str
-    """Where the others reach it."""
+    """The address under which the others reach it."""
 
 
 def new_node(txn: RegistryTxn) -> None:

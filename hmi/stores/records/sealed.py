@@ -28,7 +28,7 @@ class RegistryTxn:
     def __init__(self, raw: Any) -> None:
         self._raw = raw
         self.changes: dict[str, bytes | None] = {}
-        """What the transaction has changed: records' bodies by key; None: the record was deleted."""
+        """The changes of the transaction: bodies of records by key. None stands for a deleted record."""
 
     def get(self, key: str) -> bytes | None:
         """Return a record's body, None if there is none. Raises Damaged if it is damaged or lost."""
