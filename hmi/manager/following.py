@@ -45,6 +45,8 @@ class Following:
         url: where other nodes reach this one. Raises Unavailable, Damaged.
         """
         if self._parts.settings.role == "primary":
+            if not self._registry.leads():
+                self._plots.adopt_plots()  # it may take long or fail, while the other primary goes on
             self._led = True
             if self._registry.lead(url):
                 log.info("this server is the primary from now on")

@@ -171,6 +171,23 @@ def test_an_old_primary_notices_although_another_look_came_first(
     assert primary.url == "http://second"
 
 
+def test_who_cannot_take_over_leaves_the_primary_alone(node: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = node("first"), node("second")
+    first.registry.lead("http://first")
+
+    def fail() -> None:
+        raise Unavailable("the bucket does not answer")
+
+    assert second.following is not None
+    with monkeypatch.context() as away:
+        away.setattr(second, "adopt_plots", fail)
+        with pytest.raises(Unavailable):
+            second.following.begin("http://second")
+    assert first.registry.leads()
+    assert second.following.begin("http://second")
+    assert not first.registry.leads()
+
+
 def test_a_replica_manages_nothing_while_no_other_is_the_primary(node: Open, tmp_path: Path) -> None:
     replica = node("replica", "replica")
     assert replica.following is not None
