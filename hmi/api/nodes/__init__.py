@@ -1,0 +1,1 @@
+"""One server among those that share a bucket."""
