@@ -362,11 +362,11 @@ def test_shards_follow(primary: Manager, tmp_path: Path) -> None:
 
 def test_a_root_is_used_as_it_is_while_the_bucket_does_not_answer(primary: Manager, tmp_path: Path) -> None:
     place = Shared(primary.settings.bucket)
-    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=True)
+    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=lambda: True)
     with pytest.raises(Unavailable):
         files.folder(*where(primary))
     folder = RootFiles(Layout(tmp_path), place.node()).folder(*where(primary), lower=False)
-    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=True)
+    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=lambda: True)
     assert files.folder(*where(primary), lower=False) == folder
     with pytest.raises(Unavailable):
         RootFiles(Layout(tmp_path), place.node(1, "before")).folder(*where(primary))
