@@ -18,7 +18,6 @@ from hmi.api.body.shares import Loan
 from hmi.api.edge.connection import began, is_guest
 from hmi.api.http.audited import audit_call, identify_caller, note_reply
 from hmi.api.http.call import Reply, RouteCall
-from hmi.api.http.forward import FORWARDED
 from hmi.api.http.idempotency import REPLAYED, KeyedRequest, keyed_request
 from hmi.api.http.lifecycle import Stopping
 from hmi.api.http.observed import HEADER as TRACE_HEADER
@@ -28,6 +27,7 @@ from hmi.api.http.request_body import parse_query, read_for_inference, receive
 from hmi.api.http.route import Route
 from hmi.api.http.services import SERVICES, Services
 from hmi.api.in_thread import off_loop
+from hmi.api.nodes.forward import FORWARDED
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.protocols.errors import MethodNotAllowed, headers_of, known, status_of

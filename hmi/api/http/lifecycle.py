@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hmi.api.infer.inference import InferenceEngine
+from hmi.api.schemas.servers import Phase
 from hmi.core import now
 from hmi.engine.watch.in_flight import InFlight
 from hmi.errors import Unavailable
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-Phase = Literal["compiling", "starting", "serving", "leaving", "draining"]
 
 
 class Stopping(Unavailable):

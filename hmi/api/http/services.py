@@ -13,10 +13,10 @@ from hmi.api.access.quotas import Quotas
 from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
-from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.infer.inference import Inference, InferenceEngine
+from hmi.api.nodes.forward import Forwarder
 from hmi.api.nodes.servers import Servers
 from hmi.api.views.minutes import Minutes
 from hmi.api.views.scrape import CachedMetrics

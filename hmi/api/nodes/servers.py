@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from hmi.api.http.forward import FORWARDED, Forwarder, passed_back
 from hmi.api.infer.inference import Inference
+from hmi.api.nodes.forward import FORWARDED, Forwarder, passed_back
 from hmi.api.nodes.ring import Ring, ranked
 from hmi.core import ModelId
 from hmi.errors import Forbidden, HmiError, Unavailable
@@ -49,7 +49,7 @@ HUNG_S: Final = 2.0
 LOOK_ROUND_S: Final = 5.0
 """Interval at which the primary looks whether the others live, and each server whether it is listed."""
 GONE_S: Final = 30.0
-"""A server that has not been reached for this many seconds is taken off the list. If it lives, it enters again."""
+"""A server that has not been reached for this many seconds is taken off the list. It may enter again."""
 MOST_MODELS: Final = 10_000
 
 

@@ -16,12 +16,12 @@ from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
 from hmi.api.edge.capacity import most_connections
-from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.http.observed import job_spans
 from hmi.api.http.services import Access, Intake, Monitoring, Services
 from hmi.api.infer.inference import Inference, InferenceEngine
+from hmi.api.nodes.forward import Forwarder
 from hmi.api.nodes.servers import Servers
 from hmi.api.routes.table import INFER_PATHS
 from hmi.api.views.minutes import Minutes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hmi.api.http.lifecycle import Phase
 from hmi.api.schemas.overview import PoolView, UseView
 from hmi.api.schemas.shared import Answer, ModelName, Request
+
+Phase = Literal["compiling", "starting", "serving", "leaving", "draining"]
 
 
 class ServerView(Answer):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from hmi.api.http.forward import Forwarder
+from hmi.api.nodes.forward import Forwarder
 from hmi.config import Settings
 from hmi.errors import HmiError
 

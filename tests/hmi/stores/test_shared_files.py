@@ -343,6 +343,7 @@ def test_a_root_that_one_node_imported_another_loads(primary: Manager, replica: 
 
 
 def test_shards_follow(primary: Manager, tmp_path: Path) -> None:
+    primary.registry.lead("http://primary")
     before = replica_of(primary, tmp_path / "before")
     early = before.root_files.folder(*where(before), lower=False)
     assert attempt(primary, primary.root_shards.make("tiny"), shard_root.run)
