@@ -74,7 +74,7 @@ class Keeper:
         view: Any = None
         if found is not None and found.url:
             try:
-                view = self._call("GET", "/manage/server").json()
+                view = self._call("GET", "/manage/server").raise_for_status().json()
             except (httpx.HTTPError, ValueError):
                 view = None
         return {

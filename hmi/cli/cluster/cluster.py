@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -31,8 +32,13 @@ COLUMNS: Final = {
     "id": "ID",
 }
 LAPTOP: Final = "127.0.0.2"
-"""Ray's address on a single machine. Ray lets everybody in, so it listens on loopback alone. It would replace
-127.0.0.1 by an address that others reach."""
+"""Ray's address on a single machine: who reaches a Ray may run code in it. Ray would replace 127.0.0.1 by an
+address that others reach."""
+TOKEN: Final = Path("~/.ray/auth_token")
+"""Where Ray keeps the token that its clients need, if it wants one."""
+
+ASKED_S: Final = 5.0
+"""Longest wait for a connection to Ray."""
 
 
 @click.group(cls=CommandGroup)
@@ -142,9 +148,9 @@ def scale(session: CliSession, address: str | None, least: int, most: int | None
     """Let there be from LEAST to MOST servers, as load needs them."""
     if most is not None and most < least:
         raise InvalidInput("MOST is below LEAST: give at least as many", field="most")
+    found = _running(address)
     import ray
 
-    found = _running(address)
     ray.get(found.resize.remote(least, most or least))
     print_done(
         {"least": least, "most": most or least},
@@ -162,9 +168,9 @@ def scale(session: CliSession, address: str | None, least: int, most: int | None
 @pass_session
 def upgrade(session: CliSession, address: str | None, python: str | None, as_json: bool) -> None:
     """Start all servers anew, one after another, without a failed call: the primary last."""
+    found = _running(address)
     import ray
 
-    found = _running(address)
     names = ray.get(found.upgrade.remote(python))
     print_done({"servers": names}, f"{len(names)} servers started anew", as_json)
 
@@ -178,9 +184,9 @@ def down(session: CliSession, address: str | None, yes: bool, as_json: bool) -> 
     """Stop all servers in order. Nothing is lost: the bucket has everything."""
     if not yes:
         click.confirm("stop all servers of this cluster?", abort=True, err=True)
+    found = _running(address)
     import ray
 
-    found = _running(address)
     ray.get(found.end.remote())
     ray.kill(found, no_restart=True)
     print_done({"servers": []}, "all servers have stopped; 'ray stop' ends Ray itself", as_json)
@@ -207,6 +213,8 @@ def _show(found: Any, as_json: bool, text: str) -> None:
 
 
 def _need_ray() -> None:
+    if TOKEN.expanduser().exists():  # to be said before Ray is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray  # noqa: F401
     except ImportError as error:
@@ -244,20 +252,28 @@ def _connect(address: str) -> None:
 
     from hmi.cluster.controller import NAMESPACE
 
-    host = address.rpartition("://")[2].partition(":")[0]
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:  # Ray itself would try for minutes
+        socket.create_connection((host, int(port)), timeout=ASKED_S).close()
+    except (OSError, ValueError) as error:
+        raise Unavailable(
+            f"no Ray answers at {address}: start one, or leave --address out ({error})"
+        ) from error
     own = {"_node_ip_address": host} if host.startswith("127.") else {}
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, RuntimeError) as error:
-        raise Unavailable(
-            f"no Ray answers at {address}: start one, or leave --address out ({error})"
-        ) from error
+        raise Unavailable(f"the Ray at {address} cannot be joined: {error}") from error
 
 
 def _start_ray(places: int) -> None:
     from hmi.cluster.controller import RESOURCE
 
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--node-ip-address={LAPTOP}"]
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    if not TOKEN.expanduser().exists():
+        subprocess.run([*ray, "get-auth-token", "--generate"], capture_output=True, check=True)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    command = [*ray, "start", "--head", f"--node-ip-address={LAPTOP}"]
     command += ["--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
     command += ["--object-store-memory=80000000", f'--resources={{"{RESOURCE}": {places}}}']
     command += ["--min-worker-port=20000", "--max-worker-port=20999"]
