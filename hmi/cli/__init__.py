@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": ("machine.profile", "profile"),
     "top": ("top.top", "top"),
     "audit": ("machine.audit", "audit"),
+    "cluster": ("cluster.plan", "cluster"),
 }
 
 ELSEWHERE = {"bench": "benchmarks run from a clone of the repository, by 'python -m bench'"}

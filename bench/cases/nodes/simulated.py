@@ -99,7 +99,11 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
         )  # fmt: skip
         cores = (os.cpu_count() or 1) - plan.calls_s * client_s
         cluster = Cluster(
-            REPLICAS, routing, pool_bytes=plan.pool_modules * costs.module_bytes, served_s=plan.warm_s, cores=cores
+            REPLICAS,
+            routing,
+            pool_bytes=plan.pool_modules * costs.module_bytes,
+            served_s=plan.warm_s,
+            cores=cores,
         )
         work = partial(simulate, costs, load, cluster, seconds=plan.seconds)
         yield from _compared(real, [work(seed=seed) for seed in range(SEEDS)])
@@ -249,7 +253,9 @@ def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[st
         count = draw.poisson(plan.calls_s / len(servers) * seconds)
         tenants = rank[draw.choice(plan.tenants, count, p=shares / shares.sum())]
         which = draw.integers(0, len(bodies), count)
-        return list(zip(np.sort(draw.random(count) * seconds).tolist(), tenants.tolist(), which.tolist(), strict=True))
+        return list(
+            zip(np.sort(draw.random(count) * seconds).tolist(), tenants.tolist(), which.tolist(), strict=True)
+        )
 
     def events(event: str) -> float:
         return sum(s.value("hmi_adapter_pool_total", event=event) or 0.0 for s in map(_scrape, servers))

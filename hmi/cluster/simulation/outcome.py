@@ -78,8 +78,8 @@ class Outcome:
 
     def windows(self, seconds: float) -> Iterator[tuple[float, Figures]]:
         """Yield the beginning of each span of so many seconds, counted from `begin_s`, and its figures."""
-        for at in np.arange(self.begin_s, self.end_s - seconds / 2, seconds):
-            yield float(at - self.begin_s), self.between(at, at + seconds)
+        for at in np.arange(self.begin_s, self.end_s - seconds / 2, seconds).tolist():
+            yield at - self.begin_s, self.between(at, at + seconds)
 
     def recovered_s(self, seconds: float = 10.0) -> float | None:
         """Return after how many seconds from the loss p99 stays below 1.2 times what it was before, by spans of

@@ -105,9 +105,7 @@ class _Simulation:
         popular = zipf(load.tenants, load.zipf)
         self._rates: Floats = popular * load.calls_s
         self._arrivals = _Arrivals(load, popular, cluster.replicas, end, self._draw)
-        self._domain_rates = np.bincount(
-            np.arange(load.tenants) % load.domains, self._rates, load.domains
-        )
+        self._domain_rates = np.bincount(np.arange(load.tenants) % load.domains, self._rates, load.domains)
         for ring in self._rings:
             ring.set(dict.fromkeys(self._names, ""))
         self._homes = self._homes_of_all()
@@ -157,7 +155,11 @@ class _Simulation:
         rows, costs = load.ngrams / load.domains, self._costs
         tokens = load.texts * load.tokens
         shares = partial(
-            rows_in_memory, rows=rows, row_bytes=costs.gram_bytes, exponent=load.gram_zipf, room=cluster.plot_bytes
+            rows_in_memory,
+            rows=rows,
+            row_bytes=costs.gram_bytes,
+            exponent=load.gram_zipf,
+            room=cluster.plot_bytes,
         )
         if cluster.routing != "domain":
             same = shares(self._domain_rates * tokens / count)
@@ -341,7 +343,9 @@ class _Simulation:
         if self._cluster.routing != "domain":
             return float(weights @ self._rows[0])
         homes = self._homes[: self._load.domains]
-        return float(sum(w * self._rows[home][d] for d, (w, home) in enumerate(zip(weights, homes, strict=True))))
+        return float(
+            sum(w * self._rows[home][d] for d, (w, home) in enumerate(zip(weights, homes, strict=True)))
+        )
 
     def _disk(self) -> dict[str, float]:
         """Bytes on the disk of a server that has run for `served_s`, in the mean."""

@@ -1,0 +1,1 @@
+"""Commands about many servers that share a bucket."""
