@@ -1,10 +1,9 @@
-"""Measures what a simulation of many servers needs, and compares what it then predicts with three real servers."""
+"""Measures what a simulation of many servers needs, and compares its prediction with three real servers."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +42,9 @@ class SimulatedPlan:
     tenants: int = 100
     pool_modules: int = 16
     """Modules that fit into a server's memory."""
-    calls_s: float = 40.0
+    calls_s: float = 25.0
     warm_s: float = 30.0
-    seconds: float = 60.0
+    seconds: float = 90.0
     phase_s: float = 4.0
     """Seconds of each phase in which costs are measured."""
 
@@ -55,7 +54,7 @@ QUICK = SimulatedPlan(12, 3, 10.0, 2.0, 3.0, 0.5)
 
 @dataclass(frozen=True)
 class _Used:
-    """What one phase took: CPU seconds of the event loop, of the other threads and of the client; its metrics."""
+    """What one phase took: CPU seconds of the event loop, of the other threads and of the client; metrics."""
 
     seen: LoadFigures
     loop_s: float
@@ -64,12 +63,18 @@ class _Used:
     batches: float
     texts: float
     tokens: float
-    loads: float
-    loads_s: float
+    queued_s: float
+    """Seconds in which its threads waited for a core."""
 
     @property
     def calls(self) -> int:
         return len(self.seen.ms)
+
+    @property
+    def others(self) -> float:
+        """Threads of other programs that wanted a core, by how long a thread waited for one."""
+        run_s = self.loop_s + self.rest_s
+        return max(0.0, (os.cpu_count() or 1) * (run_s + self.queued_s) / run_s - 1)
 
 
 def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -> Iterator[Figure]:
@@ -91,19 +96,22 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
                 yield Figure(f"cost_{name}", 1e3 * float(getattr(costs, f"{name}_s")), "ms")
             yield Figure("cost_module", costs.module_bytes, "bytes")
             report(f"{plan.calls_s:g} calls a second to {REPLICAS} servers")
+            before = _others(plan, home, servers[1], sender)
             real = _real(plan, home, servers)
+            others = (before + _others(plan, home, servers[1], sender)) / 2
+            yield Figure("others", others, "threads")
         routing: Routing = "tenant" if real["passed"] else "random"
-        load = Load(
-            plan.calls_s, plan.tenants, tokens=float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2)), spread=SPREAD_LOG,
-            domains=1, ngrams=50_000,
-        )  # fmt: skip
+        mean = float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2))
+        shape = {"tokens": mean, "spread": SPREAD_LOG, "domains": 1, "ngrams": 50_000}
+        load = Load(plan.calls_s, plan.tenants, **shape)
         cores = (os.cpu_count() or 1) - plan.calls_s * client_s
         cluster = Cluster(
             REPLICAS,
             routing,
-            pool_bytes=plan.pool_modules * costs.module_bytes,
+            pool_bytes=_pool(plan, costs.module_bytes),
             served_s=plan.warm_s,
             cores=cores,
+            others=others,
         )
         work = partial(simulate, costs, load, cluster, seconds=plan.seconds)
         yield from _compared(real, [work(seed=seed) for seed in range(SEEDS)])
@@ -137,18 +145,28 @@ def _scrape(server: Server) -> Scrape:
 
 def _used(server: Server, sender: LoadClient, requests: LoadRequests, **how: Any) -> _Used:
     """Send requests in a closed loop, and return what that took."""
-    before, threads, mine = _scrape(server), server.threads_cpu_s(), _client_cpu_s()
+    before, threads, mine, queued = (
+        _scrape(server),
+        server.threads_cpu_s(),
+        _client_cpu_s(),
+        _queued_s(server),
+    )
     seen = sender.closed(requests, **how)
     spent = {thread: s - threads.get(thread, 0.0) for thread, s in server.threads_cpu_s().items()}
-    client_s, after = _client_cpu_s() - mine, _scrape(server)
+    client_s, queued_s, after = _client_cpu_s() - mine, _queued_s(server) - queued, _scrape(server)
 
     def grown(name: str) -> float:
         return (after.value(name) or 0.0) - (before.value(name) or 0.0)
 
     loop_s = spent.pop(str(server.pid))
     sums = [grown(f"hmi_{name}") for name in ("batch_seconds_count", "batch_inputs_sum", "batch_tokens_sum")]
-    loads = [grown(f"hmi_adapter_pool_load_seconds_{name}") for name in ("count", "sum")]
-    return _Used(seen, loop_s, sum(spent.values()), client_s, *sums, *loads)
+    return _Used(seen, loop_s, sum(spent.values()), client_s, *sums, queued_s)
+
+
+def _queued_s(server: Server) -> float:
+    """Seconds in which the server's threads were ready to run and had no core."""
+    files = Path(f"/proc/{server.pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 
 
 def _client_cpu_s() -> float:
@@ -184,23 +202,27 @@ def _costs(plan: SimulatedPlan, home: Home, folder: Path, sender: LoadClient) ->
     solved = np.linalg.solve(np.array(rows), [one.rest_s for one in (short, long, many)])
     batch_s, text_s, token_s = np.maximum(solved, 1e-6).tolist()
     call_s = usual.loop_s / usual.calls
-    usual_s = call_s + (usual.rest_s + usual.client_s) / usual.calls
-    wait_s = max(0.0, median(usual.seen.ms) / 1e3 - usual_s) + usual.client_s / usual.calls
-    pool = {"HMI_POOL_BYTES": str(plan.pool_modules * module_bytes)}
+    usual_s = (usual.loop_s + usual.rest_s + usual.queued_s) / usual.calls
+    wait_s = max(0.0, fmean(usual.seen.ms) / 1e3 - usual_s)
+    pool = {"HMI_POOL_BYTES": str(_pool(plan, module_bytes))}
     with running(hmi(folder / "alone", *NO_JOBS, "--no-improve", name="small", **pool), folder) as server:
         wait_chosen(server, sender, home, quick=True)
         for _ in range(2):  # the first reads files that the system has not in memory
             missing = phase(server, _bodies(home, None), 1)
-    costs = Costs(
-        call_s=call_s, batch_s=batch_s, text_s=text_s, token_s=token_s, wait_s=wait_s, module_bytes=module_bytes,
-        load_s=max(0.0, missing.rest_s / missing.calls - usual.rest_s / usual.calls),
-    )  # fmt: skip
+    load_s = max(0.0, missing.rest_s / missing.calls - usual.rest_s / usual.calls)
+    work = {"call_s": call_s, "batch_s": batch_s, "text_s": text_s, "token_s": token_s, "load_s": load_s}
+    costs = Costs(wait_s=wait_s, module_bytes=module_bytes, **work)
     return costs, usual.client_s / usual.calls
+
+
+def _pool(plan: SimulatedPlan, module_bytes: int) -> int:
+    """Memory for so many modules, whose sizes differ a little."""
+    return int((plan.pool_modules + 0.5) * module_bytes)
 
 
 def _servers(plan: SimulatedPlan, costs: Costs, home: Home, folder: Path, stack: ExitStack) -> list[Server]:
     """Start a primary and replicas that share a bucket. The replicas have nothing yet."""
-    pool = {"HMI_POOL_BYTES": str(plan.pool_modules * costs.module_bytes)}
+    pool = {"HMI_POOL_BYTES": str(_pool(plan, costs.module_bytes))}
     copied(home, folder / "server-0")
 
     def start(i: int) -> Server:
@@ -236,10 +258,15 @@ def _shared_costs(
     changed = replace(costs, bucket_s=max(0.0, fetch_s), bucket_bytes_s=float("inf"))
     if not others:
         return changed
-    at = _used(entry, sender, LoadRequests(entry.port, [target(entry.arm, home, i) for i in others], bodies),
-               turn=[(i % len(others), i * 7 % len(bodies)) for i in range(4096)], seconds=plan.phase_s)  # fmt: skip
+    at = phase(entry, others, seconds=plan.phase_s)
     forward_s = at.loop_s / at.calls - costs.call_s
     return replace(changed, forward_s=max(0.0, forward_s))
+
+
+def _others(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> float:
+    """Threads of other programs that want a core, as a server without other work sees them."""
+    requests = LoadRequests(server.port, [target(server.arm, home, 0)], _bodies(home, None))
+    return _used(server, sender, requests, seconds=2 * plan.phase_s).others
 
 
 def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[str, float]:

@@ -54,7 +54,7 @@ def cluster() -> None:
     multiple=True,
     default=["tenant"],
     show_default=True,
-    help="What decides which server answers: the tenant, as HMI does; the tenant's domain; nothing. Repeatable.",
+    help="What decides which server answers: the tenant, as in HMI; its domain; nothing. Repeatable.",
 )
 @click.option(
     "--calls", type=Number(0.001, 1e7), help="Calls a second of all tenants.  [default: 100 a server]"
@@ -102,7 +102,7 @@ def cluster() -> None:
 def plan(
     replicas: Sequence[int], routing: Sequence[str], as_json: bool, costs: dict[str, Any], **given: Any
 ) -> None:
-    """Simulate servers that share a bucket: what they answer, how fast, and what a tenant costs a month.
+    """Simulate servers that share a bucket: what they answer, how fast, and what a tenant costs.
 
     The costs of a server's work were measured on one machine: measure yours, and give them with --cost. The
     page "Capacity" says how, and what the simulation leaves out.

@@ -13,15 +13,17 @@ _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 class Clock:
     """Runs what happens in order of time.
 
-    Works share the cores: while more works are under way than there are cores, all are slowed alike. A work of
-    `seconds` ends when each work has received so much processor time since it began, so works are ordered by
-    what every work has received, and nothing is computed anew when one comes or goes.
+    Works share the cores, also with what other programs run all the time: while there is more of both than
+    there are cores, all are slowed alike. A work of `seconds` ends when each work has received so much
+    processor time since it began, so works are ordered by what every work has received, and nothing is
+    computed anew when one comes or goes.
     """
 
-    def __init__(self, cores: float = math.inf) -> None:
+    def __init__(self, cores: float = math.inf, others: float = 0.0) -> None:
+        """others: threads of other programs that always want a core."""
         self.now = 0.0
         """Seconds since the beginning."""
-        self._cores, self._given, self._number = cores, 0.0, 0
+        self._cores, self._others, self._given, self._number = cores, others, 0.0, 0
         self._waits: list[_Event] = []
         self._works: list[_Event] = []
 
@@ -39,7 +41,7 @@ class Clock:
         """Let time go on until then."""
         waits, works = self._waits, self._works
         while True:
-            speed = min(1.0, self._cores / len(works)) if works else 1.0
+            speed = min(1.0, self._cores / (len(works) + self._others)) if works else 1.0
             work_at = self.now + (works[0][0] - self._given) / speed if works else math.inf
             wait_at = waits[0][0] if waits else math.inf
             at = min(work_at, wait_at)

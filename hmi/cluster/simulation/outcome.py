@@ -81,11 +81,11 @@ class Outcome:
         for at in np.arange(self.begin_s, self.end_s - seconds / 2, seconds).tolist():
             yield at - self.begin_s, self.between(at, at + seconds)
 
-    def recovered_s(self, seconds: float = 10.0) -> float | None:
-        """Return after how many seconds from the loss p99 stays below 1.2 times what it was before, by spans of
-        `seconds`; None if that is never seen."""
+    def recovered_s(self, times: float = 2.0, seconds: float = 5.0) -> float | None:
+        """Return how many seconds after the loss the first span of `seconds` begins from which on no call
+        fails and p99 is at most so many times what it was before; None if that is never seen."""
         lost_at = self.begin_s + self.cluster.lost_s
-        most = 1.2 * self.between(self.begin_s, lost_at).p99_s
+        most = times * self.between(self.begin_s, lost_at).p99_s
         good_since: float | None = None
         for at, found in self.windows(seconds):
             if at < self.cluster.lost_s:

@@ -15,7 +15,7 @@ MONTH_H: Final = 730.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What one server takes for its work. The defaults are measured (docs/benchmarks/2026-11-cluster-simulation.md).
+    """What one server takes for its work. The defaults were measured.
 
     All times are in seconds. Those of the processor are of one core.
     """
@@ -27,7 +27,7 @@ class Costs:
     batch_s: float = 0.8e-3
     """Processor time of a batch without its texts."""
     text_s: float = 0.15e-3
-    """Processor time of a text without its tokens: its look-up, its module, its head."""
+    """Processor time of a text without its tokens: look-up, module, head."""
     token_s: float = 40e-6
     """Processor time of a token."""
     wait_s: float = 0.5e-3
@@ -49,9 +49,9 @@ class Costs:
     gram_bytes: int = 1_250
     """Bytes of an n-gram in a PLOT, its index included."""
     batch_most_s: float = 0.02
-    """`batch_ms`: the longest batch of several texts. A batch of one tenant's texts may take twice as long."""
+    """`batch_ms`: the longest batch of several texts. One of a single tenant may take twice as long."""
     unreachable_s: float = 4.0
-    """Time until a server knows that another machine is gone: it waits, and asks whether the machine lives."""
+    """Time until a server knows that another machine is gone: it waits, and asks whether that lives."""
     gone_s: float = 35.0
     """Time until a server that is gone is taken off the list."""
 
@@ -72,8 +72,8 @@ class Load:
     spread: float = 0.45
     """Standard deviation of the logarithm of a text's tokens; 0: all texts have `tokens`."""
     direct: float = 0.0
-    """Share of calls that go to the server that answered their tenant's last call, as a client library may do.
-    The others go to any server."""
+    """Share of calls that go to the server which answered their tenant's last call, as a client library may
+    send them. The others go to any server."""
     domains: int = 1_000
     """Domains, each with a PLOT. A tenant's model uses one."""
     ngrams: int = 1_000_000_000
@@ -102,7 +102,9 @@ class Cluster:
     served_s: float = 7 * 24 * HOUR_S
     """How long the servers have run. What a server needed in this time is on its disk."""
     cores: float = math.inf
-    """Cores that all servers share, if they run on one machine. Otherwise each server has enough of its own."""
+    """Cores that all servers share, if they run on one machine. Else each server has enough of its own."""
+    others: float = 0.0
+    """Threads of other programs that always want one of these cores."""
     lost: int = 0
     """Servers that vanish, as a zone does: those of the lowest numbers."""
     lost_s: float = 0.0
@@ -113,7 +115,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.replicas < 1 or not 0 <= self.lost < self.replicas:
             raise InvalidInput(
-                f"{self.replicas} replicas of which {self.lost} are lost: give at least 1, and lose fewer",
+                f"{self.replicas} replicas of which {self.lost} are lost: give 1 or more, and lose fewer",
                 field="replicas",
             )
 

@@ -13,7 +13,7 @@ from hmi.stores.tensors.adapter_pool import MOST
 MEMORY, DISK, BUCKET = range(3)
 """Where a call found its tenant's module, or its domain's PLOT."""
 MODULE_THREADS: Final = 2
-"""Modules that are loaded or fetched at a time (`hmi.engine.admit.loading.MODULE_THREADS`, which needs torch)."""
+"""Modules that are loaded or fetched at a time: that of `hmi.engine.admit.loading`, which needs torch."""
 
 
 class Call:
@@ -141,7 +141,7 @@ class Replica:
     # The queue and its batches
 
     def wait_s(self, tenant: int) -> float:
-        """Seconds that a text of a tenant would wait, as `hmi.engine.schedule.queue.BatchQueue` predicts them."""
+        """Seconds that a text of a tenant would wait, as the engine's queue predicts them."""
         return min(self._all_s, self._waiting_s.get(tenant, 0.0) * len(self._waiting))
 
     def put(self, tenant: int, seconds: list[float], then: Callable[[], None]) -> None:

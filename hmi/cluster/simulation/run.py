@@ -51,7 +51,7 @@ class _Orders:
 
 
 class _Ring(Ring):
-    """A server's ring. It shares the orders of keys with others, since 200 servers' own would fill the memory."""
+    """A server's ring. It shares the orders of keys with others: 200 servers' own would fill the memory."""
 
     def __init__(self, me: str, orders: _Orders) -> None:
         super().__init__(me)
@@ -89,7 +89,7 @@ class _Simulation:
         """begin, end: of what counts, in seconds."""
         self._costs, self._load, self._cluster, self._from_s, self._to_s = costs, load, cluster, begin, end
         self._draw, self._coin = np.random.default_rng(seed), random.Random(seed)
-        self._clock = Clock(cluster.cores)
+        self._clock = Clock(cluster.cores, cluster.others)
         self._names = [f"server-{i}" for i in range(cluster.replicas)]
         self._number = {name: i for i, name in enumerate(self._names)}
         plot_bytes = load.ngrams / load.domains * costs.gram_bytes
@@ -105,7 +105,9 @@ class _Simulation:
         popular = zipf(load.tenants, load.zipf)
         self._rates: Floats = popular * load.calls_s
         self._arrivals = _Arrivals(load, popular, cluster.replicas, end, self._draw)
-        self._domain_rates = np.bincount(np.arange(load.tenants) % load.domains, self._rates, load.domains)
+        self._domain_rates: Floats = np.bincount(
+            np.arange(load.tenants) % load.domains, self._rates, load.domains
+        )
         for ring in self._rings:
             ring.set(dict.fromkeys(self._names, ""))
         self._homes = self._homes_of_all()
@@ -139,8 +141,10 @@ class _Simulation:
         self._warm_plots()
 
     def _warm_homes(self) -> None:
-        """Fill the memories when each tenant has one server. Tenants that were asked long ago are left out, since
-        they are in no memory: in that of a server with twice its share of tenants neither."""
+        """Fill the memories when each tenant has one server.
+
+        Tenants that were asked long ago are left out: no server has so few others that it still has them.
+        """
         ages = last_uses(self._rates, self._draw)
         rooms = sum(replica.room for replica in self._replicas)
         for tenant in lru(ages, min(len(ages), 2 * rooms)).tolist():
@@ -261,7 +265,7 @@ class _Simulation:
         self._replicas[to].handle(self._costs.call_s, self._admit, call)
 
     def _not_reached(self, call: Call, to: int) -> None:
-        """As the servers do, answer a call whose server gives no answer. Later calls go to the next server."""
+        """Answer a call whose server gives no answer, as servers do. Later calls go to the next server."""
         if call in self._under_way:
             self._rings[call.entry].failed(self._names[to], self._clock.now)
             call.at = call.entry

@@ -23,12 +23,12 @@ def zipf(count: int, exponent: float) -> Floats:
 
 
 def last_uses(rates: Floats, draw: np.random.Generator) -> Floats:
-    """Draw how many seconds ago each thing was used last, if it is used at random times at this rate a second."""
+    """Draw how many seconds ago each thing was used last. rates: uses a second, at random times."""
     return draw.standard_exponential(len(rates)) / rates
 
 
 def lru(ages: Floats, room: int) -> NDArray[np.intp]:
-    """Return the indices of the things in an LRU cache with room for `room` of them, the oldest use first.
+    """Return the indices of what an LRU cache with room for `room` things holds, oldest use first.
 
     An LRU cache holds those used last. So this is exact, if `ages` are.
     """
@@ -63,9 +63,9 @@ def kept_s(rates: Floats, sizes: Floats, room: float) -> float:
 def rows_in_memory(look_ups: Floats, rows: float, row_bytes: int, exponent: float, room: float) -> Floats:
     """Return the share of each domain's look-ups whose row is in memory, shape (domains,).
 
-    look_ups: a second, by domain. rows: of each domain. exponent: of the rows' popularity (`zipf`). room: bytes
-    that the system has for the PLOTs. The system keeps whole pages; rows lie in them in no order of popularity,
-    so the most popular rows have a page each, and all pages share the other rows.
+    look_ups: a second, by domain. rows: of each domain. exponent: of the rows' popularity (`zipf`). room:
+    bytes that the system has for the PLOTs. The system keeps whole pages. Rows lie in them in no order of
+    popularity, so the most popular rows have a page each, and all pages share the other rows.
     """
     if rows * row_bytes * len(look_ups) <= room:
         return np.ones(len(look_ups))
