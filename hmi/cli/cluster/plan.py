@@ -80,7 +80,7 @@ def cluster() -> None:
 @click.option(
     "--rows", type=Bytes(), default="32G", show_default=True, help="A server's memory for rows of PLOTs."
 )
-@click.option("--lost", type=Whole(0), default=0, help="Servers that vanish after half of the time.")
+@click.option("--lost", type=Whole(0), default=0, help="Servers that vanish after a quarter of the time.")
 @click.option("--seconds", type=Number(1, 86_400), default=30, show_default=True, help="Simulated time.")
 @click.option("--seed", type=Whole(0), default=0, show_default=True, help="Another seed draws other calls.")
 @click.option(
@@ -149,7 +149,7 @@ def _simulated(costs: Costs, count: int, routing: str, given: dict[str, Any]) ->
         pool_bytes=given["pool"],
         plot_bytes=given["rows"],
         lost=given["lost"],
-        lost_s=given["seconds"] / 2,
+        lost_s=given["seconds"] / 4,
     )
     return simulate(costs, load, servers, seconds=given["seconds"], seed=given["seed"])
 
