@@ -34,8 +34,8 @@ COMMANDS = {
     "check": ("models.check", "check"),
     "profile": ("machine.profile", "profile"),
     "top": ("top.top", "top"),
+    "cluster": ("cluster.cluster", "cluster"),
     "audit": ("machine.audit", "audit"),
-    "cluster": ("cluster.plan", "cluster"),
 }
 
 ELSEWHERE = {"bench": "benchmarks run from a clone of the repository, by 'python -m bench'"}

@@ -1,1 +1,1 @@
-"""Commands about many servers that share a bucket."""
+"""The commands about many servers as one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from hmi.cli.framework.base import CommandGroup, FileCommand, as_json
+from hmi.cli.framework.base import FileCommand, as_json
 from hmi.cli.framework.options import Bytes, Number, Whole, nested
 from hmi.cli.framework.output import notes, print_json, print_table
 from hmi.errors import InvalidInput
@@ -39,12 +39,7 @@ LOST: Final = {"replicas": "SERVERS", "routing": "ROUTING", "at": "SECONDS", "fa
 LOST |= {"memory": "IN MEMORY", "bucket": "IN BUCKET", "p50": "P50", "p99": "P99"}
 
 
-@click.group(cls=CommandGroup)
-def cluster() -> None:
-    """Many servers that share a bucket."""
-
-
-@cluster.command(cls=FileCommand)
+@click.command(cls=FileCommand)
 @click.option(
     "--replicas", type=Whole(1), multiple=True, default=[3], show_default=True, help="Servers. Repeatable."
 )
