@@ -102,8 +102,7 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
             yield Figure("others", others, "threads")
         routing: Routing = "tenant" if real["passed"] else "random"
         mean = float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2))
-        shape = {"tokens": mean, "spread": SPREAD_LOG, "domains": 1, "ngrams": 50_000}
-        load = Load(plan.calls_s, plan.tenants, **shape)
+        load = Load(plan.calls_s, plan.tenants, tokens=mean, spread=SPREAD_LOG, domains=1, ngrams=50_000)
         cores = (os.cpu_count() or 1) - plan.calls_s * client_s
         cluster = Cluster(
             REPLICAS,
@@ -160,7 +159,8 @@ def _used(server: Server, sender: LoadClient, requests: LoadRequests, **how: Any
 
     loop_s = spent.pop(str(server.pid))
     sums = [grown(f"hmi_{name}") for name in ("batch_seconds_count", "batch_inputs_sum", "batch_tokens_sum")]
-    return _Used(seen, loop_s, sum(spent.values()), client_s, *sums, queued_s)
+    batches, texts, tokens = sums
+    return _Used(seen, loop_s, sum(spent.values()), client_s, batches, texts, tokens, queued_s)
 
 
 def _queued_s(server: Server) -> float:
@@ -244,20 +244,18 @@ def _shared_costs(
         turn = [(i % len(tenants), i * 7 % len(bodies)) for i in range(len(tenants) * len(bodies))]
         return _used(server, sender, LoadRequests(server.port, targets, bodies), turn=turn, **how)
 
+    names = [json.loads(server.get("/manage/server"))["id"] for server in servers]
+    firsts = [ranked(home.model(i).tenant, names)[0] for i in range(plan.tenants)]
+    for server, name in zip(servers, names, strict=True):  # each loads the root, and measures it
+        phase(server, [firsts.index(name)], least=4)
+        wait_chosen(server, sender, home, plan.phase_s < 1)
     entry = servers[-1]
-    phase(entry, [0], least=4)  # the root and the PLOT come
-    listed = json.loads(entry.get("/manage/servers"))["servers"]
-    ids, me = [one["id"] for one in listed], json.loads(entry.get("/manage/server"))["id"]
-    for server in servers:  # all of them have the root and the PLOT before anything is timed
-        _used(server, sender, LoadRequests(server.port, [target(server.arm, home, 0)], bodies), least=4)
-    mine = [i for i in range(1, plan.tenants) if not ids or ranked(home.model(i).tenant, ids)[0] == me]
-    others = [i for i in range(1, plan.tenants) if i not in mine]
+    mine = [i for i, first in enumerate(firsts) if first == names[-1]][1:]
+    others = [i for i, first in enumerate(firsts) if first != names[-1]]
     fetched = phase(entry, mine, least=len(mine))
     again = phase(entry, mine[: plan.pool_modules // 2], seconds=plan.phase_s, least=4)
     fetch_s = max(0.0, median(fetched.seen.ms) - median(again.seen.ms)) / 1e3 - costs.load_s
     changed = replace(costs, bucket_s=max(0.0, fetch_s), bucket_bytes_s=float("inf"))
-    if not others:
-        return changed
     at = phase(entry, others, seconds=plan.phase_s)
     forward_s = at.loop_s / at.calls - costs.call_s
     return replace(changed, forward_s=max(0.0, forward_s))

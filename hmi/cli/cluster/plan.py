@@ -35,8 +35,16 @@ COLUMNS: Final = {
     "disk_gb": "DISK",
     "cost": "COST",
 }
-LOST: Final = {"replicas": "SERVERS", "routing": "ROUTING", "at": "SECONDS", "failed": "FAILED"}
-LOST |= {"memory": "IN MEMORY", "bucket": "IN BUCKET", "p50": "P50", "p99": "P99"}
+LOST: Final = {
+    "replicas": "SERVERS",
+    "routing": "ROUTING",
+    "at": "SECONDS",
+    "failed": "FAILED",
+    "memory": "IN MEMORY",
+    "bucket": "IN BUCKET",
+    "p50": "P50",
+    "p99": "P99",
+}
 
 
 @click.command(cls=FileCommand)

@@ -105,9 +105,8 @@ class _Simulation:
         popular = zipf(load.tenants, load.zipf)
         self._rates: Floats = popular * load.calls_s
         self._arrivals = _Arrivals(load, popular, cluster.replicas, end, self._draw)
-        self._domain_rates: Floats = np.bincount(
-            np.arange(load.tenants) % load.domains, self._rates, load.domains
-        )
+        domains = np.arange(load.tenants) % load.domains
+        self._domain_rates: Floats = np.bincount(domains, self._rates, load.domains).astype(np.float64)
         for ring in self._rings:
             ring.set(dict.fromkeys(self._names, ""))
         self._homes = self._homes_of_all()
@@ -179,12 +178,12 @@ class _Simulation:
             replica.plots = set(np.flatnonzero((homes == i) & asked).tolist())
             share = np.ones(load.domains)  # a PLOT that comes from the bucket is written through the memory
             if len(mine):
-                share[mine] = shares(self._domain_rates[mine] * tokens)
+                share[mine] = shares(np.asarray(self._domain_rates[mine]) * tokens)
             self._rows.append(share)
 
     def _asked(self, rates: Floats) -> Floats:
         """The chance that something was needed while the servers ran."""
-        return np.asarray(-np.expm1(-rates * self._cluster.served_s))
+        return np.asarray(-np.expm1(-rates * self._cluster.served_s), dtype=np.float64)
 
     def _on_disk(self, tenant: int, replica: int) -> bool:
         """Draw whether a module that was not needed since the beginning is on a server's disk."""

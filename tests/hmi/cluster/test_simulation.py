@@ -193,7 +193,7 @@ def test_a_call_waits_for_a_plot_once() -> None:
 
 def test_a_domain_on_one_server_needs_less_disk() -> None:
     by = {
-        routing: simulate(Costs(), SMALL, Cluster(10, routing), seconds=1.0)  # type: ignore[arg-type]
+        routing: simulate(Costs(), SMALL, Cluster(10, routing), seconds=1.0)
         for routing in ("tenant", "domain", "random")
     }
     all_plots = SMALL.ngrams * Costs().gram_bytes
