@@ -1,4 +1,4 @@
-"""`hmi cluster`: servers, lead, up, status, scale, upgrade, down."""
+"""`hmi cluster`: servers, lead, up, status, scale, upgrade, down, plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from hmi.cli.cluster.plan import plan
 from hmi.cli.framework.base import Command, CommandGroup, ServerCommand, as_json, pass_session
 from hmi.cli.framework.options import Whole
 from hmi.cli.framework.output import notes, print_done, print_json, print_table
@@ -44,6 +45,9 @@ ASKED_S: Final = 5.0
 @click.group(cls=CommandGroup)
 def cluster() -> None:
     """Many servers that share a bucket (docs/operations/cluster.md)."""
+
+
+cluster.add_command(plan)
 
 
 @cluster.command("servers", cls=ServerCommand)

@@ -29,6 +29,7 @@ COMMANDS = {
     "audit list": "",
     "audit verify": "",
     "check": "ROWS",
+    "cluster plan": "--seconds 1 --tenants 50",
     "config check": "",
     "config init": "OUT",
     "config show": "",
@@ -117,8 +118,8 @@ COMMANDS = {
 NO_JSON = {"reference", "serve"}
 """Commands without --json."""
 COMMON = ("--data", "--config", "--url", "--key", "--ca")
-NO_SERVER = {"check"}
-"""Commands that only read a file, and ignore HMI_URL."""
+NO_SERVER = {"check", "cluster plan"}
+"""Commands that need nothing but their arguments, and ignore HMI_URL."""
 NO_DATA = {*NO_SERVER, "job watch"}
 """Commands without --data. `job watch` needs a server."""
 NO_URL = {
@@ -147,6 +148,7 @@ NO_URL = {
 """Commands that refuse --url, and why."""
 ELSEWHERE = {
     "check",
+    "cluster plan",
     "config check",
     "config init",
     "config show",
