@@ -1,5 +1,5 @@
-"""A cluster on this machine: Ray with three nodes on loopback addresses of their own, each with a server and a
-data folder of its own, and a bucket."""
+"""A cluster on this machine: Ray with three nodes on loopback addresses of their own, and a bucket. Each node
+has a server and a data folder of its own."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Load:
 
 @contextmanager
 def load(cluster: Cluster, name: str) -> Iterator[Load]:
-    """While the block runs, each server is asked by a caller of its own, and tenants are created at any server.
+    """While the block runs, each server is asked by a caller of its own, and tenants are created at any.
 
     A caller whose server fails asks another one, as a load balancer does.
     """
