@@ -81,10 +81,7 @@ def survived(cluster: Cluster, name: str, node: str, act: Callable[[], None]) ->
         whole_s = cluster.await_whole()
         time.sleep(1.0)
     others = {at: count for at, count in seen.failed.items() if at != node}
-    kept = [
-        one["tenant"] for one in cluster.client(HEAD).request("GET", "/manage/tenants?limit=1000")["tenants"]
-    ]
-    lost = sorted(set(seen.created) - set(kept))
+    lost = sorted(set(seen.created) - cluster.all_tenants())
     say(
         name.rpartition("-")[0],
         answers=seen.answers,

@@ -1,4 +1,4 @@
-"""The manifest for KubeRay, as far as it can be checked without Kubernetes: its YAML, and its words about HMI."""
+"""The manifest for KubeRay, as far as it can be checked without Kubernetes."""
 
 from __future__ import annotations
 
