@@ -40,6 +40,11 @@ class WholeRegistry:
         """
         return self._database.catch_up()
 
+    @property
+    def node(self) -> str | None:
+        """The id of this data folder among those that share the registry; None if it is not shared."""
+        return self._database.node()
+
     def lead(self, url: str) -> bool:
         """Become the node that changes the shared registry, under this address. Returns whether another node
         was it, or none. Raises Unavailable, Damaged."""
