@@ -112,7 +112,8 @@ async def begin(services: Services, url: str = "") -> None:
     await services.engine.start()
     services.manager.runner.pacer.watch()
     following = services.manager.following
-    if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
+    leads = following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url)
+    if leads or services.settings.replica_jobs:
         await asyncio.to_thread(services.manager.runner.start)
     if following is not None:
         following.follow()

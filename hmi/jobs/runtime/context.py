@@ -11,8 +11,9 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
-from hmi.errors import JobCancelled, NotFound
+from hmi.errors import JobCancelled, NotFound, Unavailable
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
+from hmi.jobs.runtime.kept import Kept
 from hmi.stores.bucket import Bucket, bucket_of
 from hmi.stores.layout import Layout
 from hmi.stores.plot.plots import current_version, open_plots
@@ -25,6 +26,8 @@ from plot_store import Store, VersionInfo
 
 WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
+TELL_EVERY_S = 2.0
+"""Progress is told to other servers at most this often."""
 COLLECTION_S = 3600.0
 """A job that ends waits at most this long for a collection of the bucket."""
 ASK_EVERY_S = 0.5
@@ -34,6 +37,21 @@ ASK_EVERY_S = 0.5
 class JobStopped(BaseException):
     """The process is to end; the job will be resumed later. Not an Exception, so that no job body
     handles it as a failure."""
+
+
+class ForPrimary(BaseException):
+    """The job goes back to the queue, and the primary ends it: this server cannot."""
+
+    def __init__(self, made: str | None = None) -> None:
+        """made: the PLOT version that the job has built, which the bucket has; None: it is to go on."""
+        self._made = made
+
+    def hand_over(self, record: JobRecord) -> JobRecord:
+        """The job's record afterwards."""
+        if record.state != "running":
+            return record
+        changes = {"state": "queued", "attempts": record.attempts - 1, "node": None, "for_primary": True}
+        return record.model_copy(update={**changes, "made": self._made})
 
 
 class JobContext:
@@ -57,7 +75,11 @@ class JobContext:
         self._phase: str | None = None
         self._moved_on = False
         self._began: tuple[float, int] = (0.0, 0)
-        self._written = self._asked = float("-inf")
+        self._written = self._asked = self._told = float("-inf")
+        shared = self.bucket is not None and registry.node is not None
+        self._kept = Kept(self.bucket, job.job, job.attempts, self.folder) if shared and self.bucket else None
+        self.elsewhere = not registry.is_primary()
+        """True if the primary is another server."""
 
     @property
     def folder(self) -> Path:
@@ -125,8 +147,16 @@ class JobContext:
             self._phase, self._began = phase, (at, step)
         if fresh or step >= total or at - self._written >= WRITE_EVERY_S:
             self._written = at
-            self._files.write_progress(self._figures(at, step, total, loss))
+            figures = self._figures(at, step, total, loss)
+            self._files.write_progress(figures)
+            self._tell(at, figures)
         self.check(at)
+
+    def _tell(self, at: float, figures: Progress) -> None:
+        if self.elsewhere and self._kept is not None and at - self._told >= TELL_EVERY_S:
+            self._told = at
+            with suppress(Unavailable):  # the next one says more
+                self._kept.tell(figures)
 
     def check(self, at: float | None = None) -> None:
         """Raise JobStopped or JobCancelled if the job is to stop. The registry is asked at most
@@ -140,17 +170,44 @@ class JobContext:
         self._asked = at
         wanted = False
         with suppress(NotFound):  # its tenant was deleted, and the job with it
-            wanted = not self.registry.job(self.job.job).cancel_requested
+            record = self.registry.job(self.job.job)
+            if record.node != self.job.node:
+                raise JobStopped  # another server has it by now
+            wanted = not record.cancel_requested
         if not wanted:
             raise JobCancelled("the job was cancelled: start it again if that was a mistake")
 
     def checkpointed(self) -> None:
-        """Reset the count of deaths without progress. Call it for each new checkpoint, that is,
-        when more work is durable than any earlier attempt had kept."""
+        """Reset the count of deaths without progress, and bring what the folder keeps to the bucket, if there
+        is one. Call it for each new checkpoint, that is, when more work is durable than any earlier attempt
+        had kept."""
+        self.keep(now=False)
         if self.job.stalled and not self._moved_on:
             self._moved_on = True
             with suppress(NotFound):  # its tenant was deleted: the next `check` says so
                 self.registry.update_job(self.job.job, lambda r: r.model_copy(update={"stalled": 0}))
+
+    def resume(self) -> None:
+        """Bring what the last attempt kept, if another server made it. Raises Unavailable, StorageFull."""
+        if self._kept is not None:
+            self._kept.fetch()
+
+    def keep(self, *, now: bool = True) -> None:
+        """Bring what the folder keeps to the bucket, if there is one: another server can go on from it. now:
+        also if that was just done. A bucket that does not answer gets it later."""
+        if self._kept is not None:
+            try:
+                self._kept.put(now=now)
+                self._kept.put_log()
+            except Unavailable as error:
+                self.log(f"a checkpoint did not reach the bucket: {error.message}")
+
+    def tell_last(self) -> None:
+        """Bring the progress and the log to the bucket, for the primary, if that is another server."""
+        if self.elsewhere and self._kept is not None:
+            with suppress(Unavailable):  # they only inform
+                self._kept.tell(self._files.read_progress())
+                self._kept.put_log()
 
     def log(self, text: str) -> None:
         """Append a line to the job's log."""
