@@ -62,8 +62,11 @@ async def drain(services: Services) -> None:
 
     A second call does nothing.
     """
-    if services.lifecycle.phase == "draining":
+    if services.lifecycle.phase in ("leaving", "draining"):
         return
+    if services.servers is not None and services.lifecycle.phase == "serving":
+        services.lifecycle.phase = "leaving"
+        await services.servers.leave()
     services.lifecycle.phase = "draining"
     jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
     answered = await _wait_for_answers(services)
@@ -112,12 +115,15 @@ async def begin(services: Services, url: str = "") -> None:
     await services.engine.start()
     services.manager.runner.pacer.watch()
     following = services.manager.following
-    leads = following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url)
-    if leads or services.settings.replica_jobs:
+    if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
         await asyncio.to_thread(services.manager.runner.start)
     if following is not None:
         following.follow()
     services.monitoring.minutes.start()
+    if services.servers is not None:
+        await services.servers.enter(services.settings.node_url or url)
+        if services.settings.replica_jobs:  # after it is known to live, since it may take a job at once
+            await asyncio.to_thread(services.manager.runner.start)
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"
 

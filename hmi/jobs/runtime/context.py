@@ -76,7 +76,7 @@ class JobContext:
         self._moved_on = False
         self._began: tuple[float, int] = (0.0, 0)
         self._written = self._asked = self._told = float("-inf")
-        shared = self.bucket is not None and registry.node is not None
+        shared = self.bucket is not None and registry.node()
         self._kept = Kept(self.bucket, job.job, job.attempts, self.folder) if shared and self.bucket else None
         self.elsewhere = not registry.is_primary()
         """True if the primary is another server."""
@@ -102,7 +102,7 @@ class JobContext:
 
     @cached_property
     def roots(self) -> RootFiles:
-        return RootFiles.of(self.settings, self.bucket)
+        return RootFiles(self.layout, self.bucket, lambda: not self.registry.is_primary())
 
     @cached_property
     def adapters(self) -> AdapterStore:

@@ -85,7 +85,7 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True, of: str | No
     while a long job makes progress. Any server may take the job then. Raises NotFound.
     """
 
-    holder = of or registry.node
+    holder = of or registry.node()
 
     def change(record: JobRecord) -> JobRecord:
         if record.node not in (None, holder):

@@ -92,14 +92,11 @@ class JobRunner:
     ) -> None:
         self._registry, self.starter = registry, Starter(settings, bodies)
         self._settings, self.pacer = settings, Pacer(settings.background_percent)
-        most = settings.replica_jobs if settings.role == "replica" else settings.job_workers
-        self._workers = most if workers is None else workers
+        self._most = workers
         self._layout, self._bucket = Layout(settings.data), bucket_of(settings)
         self._housekeeping = housekeeping
         self.on_ended: list[Callable[[JobRecord], None]] = []
         """Called with the record of each job whose process has ended here, on the runner's thread."""
-        self.lives: Callable[[str], bool] = lambda node: True
-        """Tells whether the server of this id lives. Jobs of one that does not go back to the queue."""
         self._elsewhere: dict[str, JobRecord] = {}  # jobs that other servers ran at the last look
         self._told: dict[str, tuple[float, Progress]] = {}  # their progress, and when it was asked for
         self._children: dict[str, Process] = {}
@@ -220,16 +217,27 @@ class JobRunner:
         with log_damaged(log, f"job {job}"), suppress(NotFound):
             record = self._registry.job(job)
             if record.state not in ENDED and not self._is_mine(record):
-                if record.node is not None and self._registry.is_primary() and not self.lives(record.node):
+                if record.node is not None and self._registry.is_primary() and not self._lives(record.node):
                     log.warning("the server that ran job %s is gone: another one will go on", job)
                     self._put_back(job, crashed=record.state == "running", of=record.node)
                 return
         self._put_back(job, crashed=True)
 
+    def _lives(self, node: str) -> bool:
+        """Return whether a server of this id answers. The primary removes the records of those that do not."""
+        return any(server.node == node for server in self._registry.servers())
+
+    @property
+    def _workers(self) -> int:
+        """The number of jobs that run here at once."""
+        if self._most is not None:
+            return self._most
+        return self._settings.job_workers if self._registry.is_primary() else self._settings.replica_jobs
+
     def _is_mine(self, record: JobRecord) -> bool:
         """Return whether no other server has the job. A job of an earlier release names none."""
-        node = self._registry.node
-        return node in (None, record.node) or (record.node is None and self._registry.is_primary())
+        node = self._registry.node()
+        return node in ("", record.node) or (record.node is None and self._registry.is_primary())
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it if another process runs it. Blocks.
@@ -254,8 +262,9 @@ class JobRunner:
 
     def start(self, *, background: bool = True) -> None:
         """Start the supervisor thread: it recovers jobs, starts queued ones and reaps their
-        processes. Call it once. background: whether background jobs are started, too."""
-        assert self._thread is None, "a runner is started once"
+        processes. A second call does nothing. background: whether background jobs are started, too."""
+        if self._thread is not None:
+            return  # a replica that becomes the primary runs jobs already
         self._runs_behind = background
         self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
         self._thread.start()
@@ -332,7 +341,7 @@ class JobRunner:
         at = time.monotonic()
         with self._lock:
             self._not_before = {job: when for job, when in self._not_before.items() if when > at}
-        node, leads = self._registry.node, self._registry.is_primary()
+        node, leads = self._registry.node(), self._registry.is_primary()
         if not leads and self.pacer.answering:
             return  # another server is less busy, or this one is so later
         live = self._registry.live_jobs(tolerant=True, behind=False)

@@ -52,9 +52,9 @@ def lost(job: str) -> LostClaim:
     return LostClaim(f"job {job} is another server's by now, or was deleted: this server changes nothing")
 
 
-def may_take(record: JobRecord, node: str | None, leads: bool) -> bool:
-    """Return whether the server of this id may start a queued job. node: None if no servers share it."""
-    if node is None or record.node == node:
+def may_take(record: JobRecord, node: str, leads: bool) -> bool:
+    """Return whether the server of this id may start a queued job. node: "" if no servers share it."""
+    if not node or record.node == node:
         return True
     return record.node is None and (leads or (record.kind in ELSEWHERE and not record.for_primary))
 

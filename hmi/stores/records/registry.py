@@ -358,8 +358,8 @@ class Registry(WholeRegistry):
 
         If nodes share the registry, exactly one gets it. Raises NotFound, Unavailable.
         """
-        node = self.node
-        if node is None:
+        node = self.node()
+        if not node:
             return True
         return self._database.write(lambda t: claims.take(self._table, t, job, node), claims.anyone)
 
@@ -367,7 +367,7 @@ class Registry(WholeRegistry):
         """Return whether this node still has a job, beyond doubt. Always true if the registry is not shared.
 
         Raises Unavailable, Damaged."""
-        if self.node is None:
+        if not self.node():
             return True
         self.catch_up()
         return self._database.read(claims.by_holder(job)) is None

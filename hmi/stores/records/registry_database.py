@@ -73,12 +73,15 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def node(self) -> str | None:
-        """The id of this data folder among those that share the records; None if they are not shared."""
-        if self._journaled is None:
-            return None
-        found = self.read(lambda txn: txn.get(NODE))
-        return None if found is None else found.decode()
+    def node(self) -> str:
+        """The id of this data folder among those that share the records; "" if they are not shared."""
+        found = None if self._journaled is None else self.read(lambda txn: txn.get(NODE))
+        return "" if found is None else found.decode()
+
+    def position(self) -> int:
+        """The number of the journal's last change that this database has; 0 if the records are not shared."""
+        found = self._database.read(position_of)
+        return 0 if found is None else found.at
 
     def leave_journal(self) -> None:
         """Forget the journal that the records followed: they are this data folder's own from now on."""
