@@ -64,11 +64,13 @@ async def drain(services: Services) -> None:
     """
     if services.lifecycle.phase in ("leaving", "draining"):
         return
-    if services.servers is not None and services.lifecycle.phase == "serving":
-        services.lifecycle.phase = "leaving"
+    leaves = services.servers is not None and services.lifecycle.phase == "serving"
+    services.lifecycle.phase = "leaving" if leaves else "draining"
+    # At once: the primary takes jobs from a server that has left.
+    jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
+    if services.servers is not None and leaves:
         await services.servers.leave()
     services.lifecycle.phase = "draining"
-    jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
     answered = await _wait_for_answers(services)
     await services.engine.stop(drain=answered)
     await jobs

@@ -90,12 +90,16 @@ def write_version(
                 stored[want.order] = _write_order(ctx, writer, lower, want, decide, done, total)
             done += want.total
             ctx.progress(done, total, phase="representations")
-        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored).to_dict())
+        return writer.publish(
+            expect=AS_OPENED if onto is None else onto, meta=meta(stored).to_dict(), apart=ctx.elsewhere
+        )
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     """The version that an earlier attempt at this job published before it was killed; None if
     there is none."""
+    if ctx.elsewhere:
+        return ctx.built()
     if current_version(ctx.plots, ref) is None:
         return None
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)

@@ -16,13 +16,15 @@ from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
 from hmi.jobs.runtime.kept import Kept
 from hmi.stores.bucket import Bucket, bucket_of
 from hmi.stores.layout import Layout
-from hmi.stores.plot.plots import current_version, open_plots
+from hmi.stores.plot.brought import open_brought
+from hmi.stores.plot.plots import current_version, open_plots, plot_errors
 from hmi.stores.plot.sharing import share
 from hmi.stores.records.registry import Registry
 from hmi.stores.root_files import RootFiles
 from hmi.stores.tensors.adapter_store import LOWER_CURE, AdapterStore
 from hmi.stores.tensors.samples import Samples
 from plot_store import Store, VersionInfo
+from plot_store.ground.names import is_id
 
 WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
@@ -94,6 +96,8 @@ class JobContext:
 
     @cached_property
     def plots(self) -> Store:
+        if self.elsewhere and self.bucket is not None:
+            return open_brought(self.layout, self.settings, self.bucket)
         return open_plots(self.layout.plots, self.settings)
 
     @cached_property
@@ -124,8 +128,32 @@ class JobContext:
         return found
 
     def share(self, ref_or_id: str) -> None:
-        """Bring a PLOT to the bucket, before the registry names it; see `sharing.share`."""
-        share(self.plots, self.bucket, ref_or_id, self.registry.leads, COLLECTION_S)
+        """Bring a PLOT to the bucket, before the registry names it; see `sharing.share`.
+
+        Only the primary moves refs. So for a ref that this job has built a version of at another server, that
+        version goes there, and the primary ends the job: raises ForPrimary.
+        """
+        if not self.elsewhere:
+            share(self.plots, self.bucket, ref_or_id, self.registry.leads, COLLECTION_S)
+            return
+        made = None if is_id(ref_or_id) else self.built()
+        sent = ref_or_id if made is None else made.id
+        share(self.plots, self.bucket, sent, lambda: self.registry.has_claim(self.job.job), COLLECTION_S)
+        if not is_id(ref_or_id):
+            raise ForPrimary(sent)
+
+    def built(self) -> VersionInfo | None:
+        """The PLOT version that this job has built and left apart, at a server that is not the primary."""
+        with plot_errors():
+            mine = (pin.version for pin in self.plots.pins() if pin.owner == self.job.job)
+            return next((self.plots.version(version) for version in mine), None)
+
+    def publish_made(self) -> None:
+        """Publish the PLOT version that another server has built for this job, if it has. Raises Conflict
+        (the domain has moved), Unavailable, Damaged, StorageFull."""
+        if self.job.made is not None and self.bucket is not None and not self.elsewhere:
+            with plot_errors():
+                self.plots.fetching(self.bucket.plots).publish(self.job.made)
 
     def pinned(self) -> PinnedPlots:
         """The PLOT versions that this or an earlier attempt fixed."""

@@ -202,6 +202,12 @@ class JobFolder:
         return time.time() - self.path.stat().st_mtime
 
 
+def pinned_here(jobs: Path) -> set[str]:
+    """The PLOT versions that jobs with a folder here depend on."""
+    plans = (JobFolder(jobs, path.parent.name) for path in jobs.glob("*/plan.json"))
+    return {version for folder in plans for version in folder.pinned().versions}
+
+
 def _check_input_name(name: str) -> None:
     assert _INPUT.fullmatch(name), f"{name!r} cannot be an input's name"
 

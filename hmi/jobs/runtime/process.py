@@ -160,6 +160,7 @@ def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body])
             missing = folder.missing(ctx.job.spec.get("inputs", []))
             if missing:
                 raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
+            ctx.publish_made()
             result = bodies[ctx.job.kind](ctx)
             end(lambda r: _ended(r, "succeeded", result=result, cost=_cost(folder)))
         except ForPrimary as left:

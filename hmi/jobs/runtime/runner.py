@@ -224,7 +224,7 @@ class JobRunner:
         self._put_back(job, crashed=True)
 
     def _lives(self, node: str) -> bool:
-        """Return whether a server of this id answers. The primary removes the records of those that do not."""
+        """Return whether a server of this id answers. The primary removes those that do not."""
         return any(server.node == node for server in self._registry.servers())
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import job_table, model_table, nodes
-from hmi.stores.records.nodes import NODE, SECRET, SERVER, Primary, Server
+from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import MODEL, ROOT, RecordTable
