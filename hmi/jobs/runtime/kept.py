@@ -81,9 +81,8 @@ class Kept:
             self._listed = self._of(self._attempt).put_files(paths, files, self._listed, only=True)
             write_bytes(self._folder / _MARK, _mark(files))
         if fresh:
-            for attempt in self._attempts():
-                if attempt != self._attempt:
-                    self._of(attempt).remove()
+            own, old = f"{self._job}/kept/{self._attempt}/", self._bucket.names(f"{self._job}/kept")
+            self._bucket.remove([name for name in old if not name.startswith(own)])
         self._next = time.monotonic() + (time.monotonic() - began) / _SHARE
 
     def tell(self, progress: Progress) -> None:

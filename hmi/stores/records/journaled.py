@@ -169,7 +169,14 @@ class Journaled:
         mine = self._database.read(position_of)
         if mine is not None and (mine.journal, mine.at, mine.by) == (head.journal, head.at, head.by):
             return False
-        self._database.write(lambda raw: self._bring(raw, head))
+
+        def body(raw: Any) -> None:
+            mine = position_of(raw)
+            # Another process of this node may have gone on since the head was read. None can do so now.
+            late = mine is not None and mine.at > head.at
+            self._bring(raw, self._journal.need_head()[0] if late else head)
+
+        self._database.write(body)
         return True
 
     def _bring(self, raw: Any, head: Head) -> set[str]:
