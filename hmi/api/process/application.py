@@ -117,15 +117,18 @@ async def begin(services: Services, url: str = "") -> None:
     await services.engine.start()
     services.manager.runner.pacer.watch()
     following = services.manager.following
-    if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
+    leads = following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url)
+    if leads:
         await asyncio.to_thread(services.manager.runner.start)
     if following is not None:
         following.follow()
     services.monitoring.minutes.start()
     if services.servers is not None:
         await services.servers.enter(services.settings.node_url or url)
-        if services.settings.replica_jobs:  # after it is known to live, since it may take a job at once
-            await asyncio.to_thread(services.manager.runner.start)
+    if services.servers is not None and not leads:
+        # After it is known to live, since it may take a job at once.
+        runner = services.manager.runner
+        await asyncio.to_thread(runner.start if services.settings.replica_jobs else runner.release)
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"
 

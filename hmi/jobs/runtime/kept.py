@@ -81,8 +81,9 @@ class Kept:
             self._listed = self._of(self._attempt).put_files(paths, files, self._listed, only=True)
             write_bytes(self._folder / _MARK, _mark(files))
         if fresh:
-            own, old = f"{self._job}/kept/{self._attempt}/", self._bucket.names(f"{self._job}/kept")
-            self._bucket.remove([name for name in old if not name.startswith(own)])
+            # Only earlier ones: this process may have lost the job, and another server may be at a later one.
+            old = [name for name in self._names() if _attempt_of(name) < self._attempt]
+            self._bucket.remove(old)
         self._next = time.monotonic() + (time.monotonic() - began) / _SHARE
 
     def tell(self, progress: Progress) -> None:
@@ -97,9 +98,11 @@ class Kept:
 
     def _attempts(self) -> list[int]:
         """The attempts that the bucket has something of, the last one first."""
-        names = self._bucket.names(f"{self._job}/kept")
-        found = {name.split("/")[3] for name in names if name.endswith(f"/{LIST}")}
-        return sorted((int(one) for one in found if one.isdecimal()), reverse=True)
+        found = {_attempt_of(name) for name in self._names() if name.endswith(f"/{LIST}")}
+        return sorted(found, reverse=True)
+
+    def _names(self) -> list[str]:
+        return self._bucket.names(f"{self._job}/kept")
 
     def _of(self, attempt: int) -> SharedFolder:
         return SharedFolder(self._bucket, f"{self._job}/kept/{attempt}")
@@ -130,6 +133,11 @@ def progress_of(job: str) -> str:
 
 def log_of(job: str) -> str:
     return f"{job}/log.txt"
+
+
+def _attempt_of(name: str) -> int:
+    """The attempt that put a file, by the file's name in the bucket."""
+    return int(name.split("/")[3])
 
 
 def _mark(files: dict[str, str]) -> bytes:

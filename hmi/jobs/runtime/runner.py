@@ -209,6 +209,13 @@ class JobRunner:
             self._tidy(job)
         self._elsewhere = taken
 
+    def release(self) -> None:
+        """Give back all jobs that this server had when it last ran, if it is to run none."""
+        node = self._registry.node()
+        for record in self._registry.live_jobs(tolerant=True):
+            if record.node == node:
+                self._put_back(record.job, crashed=record.state == "running")
+
     def settle(self, job: str) -> None:
         """Put back, end or tidy up after a job that has no process. Nothing happens to one that has one."""
         if job in self._children:  # left to `_reap`
@@ -494,6 +501,9 @@ class JobRunner:
             return
         for job in self._registry.drop_ended_jobs():
             self._tidy(job)
+        for record in self._registry.live_jobs(tolerant=True):
+            if record.node is not None and not self._is_mine(record):
+                self.settle(record.job)  # also background jobs that wait, which `recover` does not read
         clean(self._registry, self._layout)
 
     def _folder(self, job: str) -> JobFolder:

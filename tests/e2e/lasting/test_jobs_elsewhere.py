@@ -4,8 +4,6 @@ checkpoint."""
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,8 +101,6 @@ def test_a_replica_that_dies_costs_what_followed_its_last_checkpoint(nodes: Node
     succeeded(primary, job)
     ended = record(primary, job)
     assert (ended["node"], ended["attempts"]) == (node_of(fourth), 2)
-    log = (primary.data / "jobs" / job / "log.txt").read_text()
-    assert "goes on after epoch" in log or True
     assert fourth.ask("acme.long") == primary.ask("acme.long")
 
 

@@ -237,6 +237,10 @@ def test_a_checkpoint_is_whole_or_the_one_before(tmp_path: Path) -> None:
         assert content(there) == whole or not whole
     assert attempt > 10
     kept.put()
+    Kept(bucket, "j1", 1, tmp_path / "there0").put()  # a process that lost the job long ago
+    Kept(bucket, "j1", attempt + 1, tmp_path / "there1").fetch()
+    assert content(tmp_path / "there1") == content(here)
+    Kept(bucket, "j1", attempt, here).put()
     assert {name.split("/")[3] for name in bucket.names("jobs/j1/kept")} == {str(attempt)}
 
 
