@@ -60,7 +60,7 @@ class Settings:
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
     replica_jobs: Annotated[int, Bounds(0, 64)] = 0
     """The number of jobs that a replica runs at once, beside the primary's `job_workers`. It takes one only
-    while it answers no call. 0 = it runs none."""
+    while it answers no call. 0 = it runs none (docs/operations/nodes.md)."""
     improve: bool = True
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
     a second version if held-out rows say so or, for a new model of few rows with one label each, unless they

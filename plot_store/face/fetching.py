@@ -9,13 +9,14 @@ remote has it.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -25,6 +26,7 @@ from plot_store.care.gc import GcPolicy
 from plot_store.catalogue import agreed, tags, version_tree
 from plot_store.catalogue import refs as records
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.records import parse_build, version_fields
 from plot_store.catalogue.refs import Dependants
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
@@ -38,7 +40,8 @@ from plot_store.reading.reader import Reader, open_reader
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
 from plot_store.remote.objects import Listed, Objects, threaded
-from plot_store.remote.pull import follow, pull
+from plot_store.remote.pull import follow, pull, pull_build
+from plot_store.remote.push import push_build
 from plot_store.segments.format import PAGE
 from plot_store.writing import publication
 
@@ -122,6 +125,23 @@ class Fetching:
             return version
 
         return environment.catalogue.write(body)
+
+    def put_build(self, build: str) -> dict[str, Any] | None:
+        """Put what an unfinished build has finished into the remote, for `take_build` at another store.
+
+        Returns what that needs, as JSON; None if there is no such build. A collection of the remote removes
+        the segments once they are old enough. Raises Damaged, StoreIO.
+        """
+        found = push_build(self._environment(), self._objects, names.check_build(build))
+        return None if found is None else json.loads(json.dumps(version_fields(found), default=asdict))
+
+    def take_build(self, build: str, stored: Mapping[str, Any]) -> None:
+        """Go on with another store's build: a writer of the same arguments then has its finished segments.
+
+        The versions that it builds on must be here. What this store had of the build goes. Raises Damaged
+        (the remote lacks a segment, or `stored` is malformed), StoreFull, StoreIO.
+        """
+        pull_build(self._environment(), self._objects, names.check_build(build), parse_build(stored))
 
     def follow_erasures(self) -> set[str]:
         """Erase from the versions of this store what the remote erased from them. It takes one listing if

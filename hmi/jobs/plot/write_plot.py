@@ -75,6 +75,7 @@ def write_version(
         return published
     schema = schema_of(lower)
     total = sum(want.total for want in wanted)
+    ctx.take_build()
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
             raise Conflict(
@@ -124,11 +125,14 @@ def _write_order(
     """Write one order. Returns its number of n-grams in the version, with those of earlier attempts."""
     compute = _compute(lower)
     durable, stored = writer.resume_point(want.order), 0
+    kept = durable
     for chunk in want.chunks:
         left = want.keep(chunk)
         for at in range(0, len(left), BATCH):
             stored += _write_batch(writer, left[at : at + BATCH], compute, decide, max(0, durable - stored))
-            if writer.resume_point(want.order) > durable:
+            if (reached := writer.resume_point(want.order)) > kept:
+                kept = reached
+                ctx.keep_build()
                 ctx.checkpointed()
             ctx.progress(done + len(chunk) * at // len(left), total, phase="representations")
         done += len(chunk)

@@ -11,11 +11,12 @@ from typing import Any
 
 from hmi.config import Settings
 from hmi.core import JobRecord, Progress, now
-from hmi.errors import JobCancelled, NotFound, Unavailable
+from hmi.errors import Damaged, JobCancelled, NotFound, Unavailable
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
 from hmi.jobs.runtime.kept import Kept
+from hmi.model.files import write_json
 from hmi.stores.bucket import Bucket, bucket_of
-from hmi.stores.layout import Layout
+from hmi.stores.layout import Layout, read_json
 from hmi.stores.plot.brought import open_brought
 from hmi.stores.plot.plots import current_version, open_plots, plot_errors
 from hmi.stores.plot.sharing import share
@@ -30,6 +31,8 @@ WRITE_EVERY_S = 0.2
 """Progress is written at most this often."""
 TELL_EVERY_S = 2.0
 """Progress is told to other servers at most this often."""
+BUILD = "build.json"
+"""The file with the record of an unfinished build, for another server."""
 COLLECTION_S = 3600.0
 """A job that ends waits at most this long for a collection of the bucket."""
 ASK_EVERY_S = 0.5
@@ -80,6 +83,7 @@ class JobContext:
         self._written = self._asked = self._told = float("-inf")
         shared = self.bucket is not None and registry.node()
         self._kept = Kept(self.bucket, job.job, job.attempts, self.folder) if shared and self.bucket else None
+        self._brought = False  # whether another server's checkpoint is in the folder
         self.elsewhere = not registry.is_primary()
         """True if the primary is another server."""
 
@@ -218,7 +222,7 @@ class JobContext:
     def resume(self) -> None:
         """Bring what the last attempt kept, if another server made it. Raises Unavailable, StorageFull."""
         if self._kept is not None:
-            self._kept.fetch()
+            self._brought = self._kept.fetch()
 
     def keep(self, *, now: bool = True) -> None:
         """Bring what the folder keeps to the bucket, if there is one: another server can go on from it. now:
@@ -229,6 +233,28 @@ class JobContext:
                 self._kept.put_log()
             except Unavailable as error:
                 self.log(f"a checkpoint did not reach the bucket: {error.message}")
+
+    def keep_build(self) -> None:
+        """Bring what this job's PLOT build has finished to the bucket, if there is one. `checkpointed` then
+        brings the record of it."""
+        if self._kept is not None and self.bucket is not None:
+            try:
+                with plot_errors():
+                    found = self.plots.fetching(self.bucket.plots).put_build(self.job.job)
+            except Unavailable as error:
+                self.log(f"a part of the build did not reach the bucket: {error.message}")
+            else:
+                write_json(self.folder / BUILD, found or {})
+
+    def take_build(self) -> None:
+        """Go on with the build that another server began for this job, if it did."""
+        stored = read_json(self.folder / BUILD) if self._brought else None
+        if isinstance(stored, dict) and stored and self.bucket is not None:
+            try:
+                with plot_errors():
+                    self.plots.fetching(self.bucket.plots).take_build(self.job.job, stored)
+            except Damaged as error:
+                self.log(f"the build begins anew: {error.message}")
 
     def tell_last(self) -> None:
         """Bring the progress and the log to the bucket, for the primary, if that is another server."""

@@ -43,18 +43,19 @@ class Kept:
         self._known: dict[str, tuple[int, int, str]] = {}  # name -> size, time of the last change, SHA-256
         self._next = float("-inf")  # on the monotonic clock
 
-    def fetch(self) -> None:
+    def fetch(self) -> bool:
         """Bring what the last attempt kept, unless the folder has it, and what followed it there, already.
 
-        A checkpoint that is damaged counts as none. Raises StorageFull.
+        Returns whether anything was brought. A checkpoint that is damaged counts as none. Raises StorageFull.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)
         for attempt in self._attempts():
             shared = self._of(attempt)
             files = shared.listed()
             if not files:
                 continue
             if _read(self._folder / _MARK) == _mark(files):
-                return
+                return False
             self._clear()
             try:
                 shared.fetch(self._folder, files)
@@ -63,7 +64,8 @@ class Kept:
                 self._clear()
                 continue
             write_bytes(self._folder / _MARK, _mark(files))
-            return
+            return True
+        return False
 
     def put(self, *, now: bool = True) -> None:
         """Put the folder's files into the bucket, as far as they changed. now: also if that was just done."""

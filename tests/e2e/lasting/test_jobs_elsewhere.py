@@ -60,7 +60,7 @@ def node_of(lab: Lab) -> str:
         for one in lab.client.request("GET", "/manage/servers")["servers"]
         if one["url"].endswith(f":{lab.port}")
     ]
-    return str(entry["server"])
+    return str(entry["id"])
 
 
 def test_a_replica_with_an_empty_folder_builds_and_trains(nodes: Nodes, primary: Lab) -> None:
@@ -82,7 +82,8 @@ def test_a_replica_with_an_empty_folder_builds_and_trains(nodes: Nodes, primary:
     path = "/manage/domains/tiny%2Fnews/update"
     succeeded(primary, primary.client.request("POST", path, body, files={"corpus": corpus})["job"])
     succeeded(primary, update(primary, "acme.first"))
-    texts = primary.file("texts", "\n".join(random_texts(60, seed=5)).encode())
+    rows = "\n".join(json.dumps({"text": text}) for text in random_texts(60, seed=5))
+    texts = primary.file("texts", rows.encode())
     path = "/manage/models/acme.first/ramps"
     succeeded(primary, primary.client.request("POST", path, {}, files={"unlabelled": texts})["job"])
     wait_until(lambda: replica.ask("acme.first") == primary.ask("acme.first"))
