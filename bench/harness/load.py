@@ -115,8 +115,19 @@ class LoadClient:
         grace_s: float = GRACE_S,
     ) -> LoadFigures:
         """Send each request at its time. `arrivals` are (second, target, body) in order of time."""
-        self._begin(requests, arrivals=arrivals, connections=connections, grace=grace_s)
+        self.begin_opened(requests, arrivals, connections=connections, grace_s=grace_s)
         return self.end()
+
+    def begin_opened(
+        self,
+        requests: LoadRequests,
+        arrivals: Sequence[tuple[float, int, int]],
+        *,
+        connections: int = CONNECTIONS,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Begin to send each request at its time, as `opened`. `end` waits for what was seen."""
+        self._begin(requests, arrivals=arrivals, connections=connections, grace=grace_s)
 
     def _begin(self, requests: LoadRequests, **how: Any) -> None:
         self._given.write(json.dumps({**asdict(requests), **how}) + "\n")

@@ -34,6 +34,7 @@ COMMANDS = {
     "check": ("models.check", "check"),
     "profile": ("machine.profile", "profile"),
     "top": ("top.top", "top"),
+    "cluster": ("cluster.cluster", "cluster"),
     "audit": ("machine.audit", "audit"),
 }
 

@@ -132,6 +132,7 @@ SERVERS = (
         ServerView,
         "manage",
         here=True,
+        while_draining=True,
     ),
     Route(
         "POST",

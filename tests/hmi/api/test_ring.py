@@ -1,4 +1,4 @@
-"""Which server answers a tenant: as the mathematics of rendezvous hashing says, and with the bound on waiting."""
+"""Which server answers a tenant: as rendezvous hashing says, and with the bound on waiting."""
 
 from __future__ import annotations
 

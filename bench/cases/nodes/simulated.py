@@ -1,0 +1,312 @@
+"""Measures what a simulation of many servers needs, and compares its prediction with three real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from bench.cases.serve.http_fleet import copied, target, wait_chosen
+from bench.harness.home import MEAN_LOG, SPREAD_LOG, Contents, Home, build
+from bench.harness.load import LoadClient, LoadFigures, LoadRequests, client
+from bench.harness.report import Figure
+from bench.harness.server import NO_JOBS, Server, cpu_s, hmi, running
+from hmi.api.nodes.ring import ranked
+from hmi.cli.top.scrape import Scrape
+from hmi.cluster.simulation.outcome import Outcome
+from hmi.cluster.simulation.parameters import Cluster, Costs, Load, Routing
+from hmi.cluster.simulation.run import simulate
+
+REPLICAS, TEXTS, SEEDS = 3, 256, 10
+GOAL = 0.2
+"""The most by which a prediction may miss, as a part of what was measured."""
+SHORT, LONG, MANY = 16, 112, 8
+FRESH_S = 1.2
+"""Metrics are up to a second old."""
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """The sizes of a run."""
+
+    tenants: int = 100
+    pool_modules: int = 16
+    """Modules that fit into a server's memory."""
+    calls_s: float = 25.0
+    warm_s: float = 30.0
+    seconds: float = 90.0
+    phase_s: float = 4.0
+    """Seconds of each phase in which costs are measured."""
+
+
+QUICK = SimulatedPlan(12, 3, 10.0, 2.0, 3.0, 0.5)
+
+
+@dataclass(frozen=True)
+class _Used:
+    """What one phase took: CPU seconds of the event loop, of the other threads and of the client; metrics."""
+
+    seen: LoadFigures
+    loop_s: float
+    rest_s: float
+    client_s: float
+    batches: float
+    texts: float
+    tokens: float
+    queued_s: float
+    """Seconds in which its threads waited for a core."""
+
+    @property
+    def calls(self) -> int:
+        return len(self.seen.ms)
+
+    @property
+    def others(self) -> float:
+        """Threads of other programs that wanted a core, by how long a thread waited for one."""
+        run_s = self.loop_s + self.rest_s
+        return max(0.0, (os.cpu_count() or 1) * (run_s + self.queued_s) / run_s - 1)
+
+
+def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -> Iterator[Figure]:
+    """Measure costs, then three servers, and simulate them. Yields the costs, and both.
+
+    data: a folder that keeps the tenants. Raises StorageFull; Unavailable if a server does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="hmi-bench-") as made, client() as sender:
+        folder = Path(made)
+        report(f"{plan.tenants} tenants")
+        home = build(Contents(plan.tenants), (data or folder) / "bench-nodes")
+        report("costs of one server")
+        costs, client_s = _costs(plan, home, folder, sender)
+        with ExitStack() as stack:
+            servers = _servers(plan, costs, home, folder, stack)
+            report("costs of a fetch, and of passing a call on")
+            costs = _shared_costs(plan, home, costs, servers, sender)
+            for name in ("call", "forward", "batch", "text", "token", "wait", "load", "bucket"):
+                yield Figure(f"cost_{name}", 1e3 * float(getattr(costs, f"{name}_s")), "ms")
+            yield Figure("cost_module", costs.module_bytes, "bytes")
+            report(f"{plan.calls_s:g} calls a second to {REPLICAS} servers")
+            before = _others(plan, home, servers[1], sender)
+            real = _real(plan, home, servers)
+            others = (before + _others(plan, home, servers[1], sender)) / 2
+            yield Figure("others", others, "threads")
+        routing: Routing = "tenant" if real["passed"] else "random"
+        mean = float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2))
+        load = Load(plan.calls_s, plan.tenants, tokens=mean, spread=SPREAD_LOG, domains=1, ngrams=50_000)
+        cores = (os.cpu_count() or 1) - plan.calls_s * client_s
+        cluster = Cluster(
+            REPLICAS,
+            routing,
+            pool_bytes=_pool(plan, costs.module_bytes),
+            served_s=plan.warm_s,
+            cores=cores,
+            others=others,
+        )
+        work = partial(simulate, costs, load, cluster, seconds=plan.seconds)
+        yield from _compared(real, [work(seed=seed) for seed in range(SEEDS)])
+
+
+def _compared(real: dict[str, float], found: Sequence[Outcome]) -> Iterator[Figure]:
+    """Each figure as measured, as predicted (the mean over seeds), and by how much it is missed."""
+    mean = {
+        "calls_s": fmean(one.figures.calls_s for one in found),
+        "p50": 1e3 * fmean(one.figures.p50_s for one in found),
+        "p99": 1e3 * fmean(one.figures.p99_s for one in found),
+        "in_memory": fmean(one.figures.module_memory for one in found),
+        "passed": fmean(one.figures.passed for one in found),
+    }
+    units = {"calls_s": "calls/s", "p50": "ms", "p99": "ms"}
+    for name, value in mean.items():
+        yield Figure(f"{name}_measured", real[name], units.get(name, "share"))
+        yield Figure(f"{name}_simulated", value, units.get(name, "share"), runs=len(found))
+        if real[name]:
+            yield Figure(f"{name}_missed", abs(value / real[name] - 1), "share", GOAL, at_least=False)
+    spread = [1e3 * one.figures.p99_s for one in found]
+    yield Figure("p99_simulated_least", min(spread), "ms", runs=len(found))
+    yield Figure("p99_simulated_most", max(spread), "ms", runs=len(found))
+    yield Figure("failed", real["failed"], "calls", 0, False)
+
+
+def _scrape(server: Server) -> Scrape:
+    time.sleep(FRESH_S)
+    return Scrape.parse(server.get("/metrics"))
+
+
+def _used(server: Server, sender: LoadClient, requests: LoadRequests, **how: Any) -> _Used:
+    """Send requests in a closed loop, and return what that took."""
+    before, threads, mine, queued = (
+        _scrape(server),
+        server.threads_cpu_s(),
+        _client_cpu_s(),
+        _queued_s(server),
+    )
+    seen = sender.closed(requests, **how)
+    spent = {thread: s - threads.get(thread, 0.0) for thread, s in server.threads_cpu_s().items()}
+    client_s, queued_s, after = _client_cpu_s() - mine, _queued_s(server) - queued, _scrape(server)
+
+    def grown(name: str) -> float:
+        return (after.value(name) or 0.0) - (before.value(name) or 0.0)
+
+    loop_s = spent.pop(str(server.pid))
+    sums = [grown(f"hmi_{name}") for name in ("batch_seconds_count", "batch_inputs_sum", "batch_tokens_sum")]
+    batches, texts, tokens = sums
+    return _Used(seen, loop_s, sum(spent.values()), client_s, batches, texts, tokens, queued_s)
+
+
+def _queued_s(server: Server) -> float:
+    """Seconds in which the server's threads were ready to run and had no core."""
+    files = Path(f"/proc/{server.pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[1]) for file in files) / 1e9
+
+
+def _client_cpu_s() -> float:
+    """CPU seconds of the processes that send requests."""
+    mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return sum(cpu_s(int(p)) for p in mine if b"harness.sender" in Path(f"/proc/{p}/cmdline").read_bytes())
+
+
+def _bodies(home: Home, tokens: int | None, texts: int = 1) -> list[str]:
+    drawn = home.texts().of(tokens, TEXTS)
+    return [json.dumps({"inputs": drawn[i : i + texts]}) for i in range(0, len(drawn), texts)]
+
+
+def _costs(plan: SimulatedPlan, home: Home, folder: Path, sender: LoadClient) -> tuple[Costs, float]:
+    """The costs of a server without others, and the client's processor time for a call."""
+
+    def phase(server: Server, bodies: Sequence[str], callers: int, tenants: int = plan.tenants) -> _Used:
+        targets = [target(server.arm, home, i) for i in range(tenants)]
+        requests = LoadRequests(server.port, targets, bodies)
+        turn = [(i % tenants, i * 7 % len(bodies)) for i in range(tenants * len(bodies))]
+        how = {"seconds": plan.phase_s, "least": 8 * callers, "callers": callers}
+        return _used(server, sender, requests, turn=turn, **how)
+
+    with running(hmi(copied(home, folder / "alone"), *NO_JOBS, "--no-improve"), folder) as server:
+        wait_chosen(server, sender, home, plan.phase_s < 1)
+        phase(server, _bodies(home, None), 1)  # every module comes into memory
+        whole = _scrape(server)
+        module_bytes = int((whole.value("hmi_adapter_pool_bytes") or 0) / plan.tenants)
+        short, long = (phase(server, _bodies(home, tokens), 1) for tokens in (SHORT, LONG))
+        many = phase(server, _bodies(home, SHORT), MANY)
+        usual = phase(server, _bodies(home, None), 1)
+    rows = [(one.batches, one.texts, one.tokens) for one in (short, long, many)]
+    solved = np.linalg.solve(np.array(rows), [one.rest_s for one in (short, long, many)])
+    batch_s, text_s, token_s = np.maximum(solved, 1e-6).tolist()
+    call_s = usual.loop_s / usual.calls
+    usual_s = (usual.loop_s + usual.rest_s + usual.queued_s) / usual.calls
+    wait_s = max(0.0, fmean(usual.seen.ms) / 1e3 - usual_s)
+    pool = {"HMI_POOL_BYTES": str(_pool(plan, module_bytes))}
+    with running(hmi(folder / "alone", *NO_JOBS, "--no-improve", name="small", **pool), folder) as server:
+        wait_chosen(server, sender, home, quick=True)
+        for _ in range(2):  # the first reads files that the system has not in memory
+            missing = phase(server, _bodies(home, None), 1)
+    load_s = max(0.0, missing.rest_s / missing.calls - usual.rest_s / usual.calls)
+    work = {"call_s": call_s, "batch_s": batch_s, "text_s": text_s, "token_s": token_s, "load_s": load_s}
+    costs = Costs(wait_s=wait_s, module_bytes=module_bytes, **work)
+    return costs, usual.client_s / usual.calls
+
+
+def _pool(plan: SimulatedPlan, module_bytes: int) -> int:
+    """Memory for so many modules, whose sizes differ a little."""
+    return int((plan.pool_modules + 0.5) * module_bytes)
+
+
+def _servers(plan: SimulatedPlan, costs: Costs, home: Home, folder: Path, stack: ExitStack) -> list[Server]:
+    """Start a primary and replicas that share a bucket. The replicas have nothing yet."""
+    pool = {"HMI_POOL_BYTES": str(_pool(plan, costs.module_bytes))}
+    copied(home, folder / "server-0")
+
+    def start(i: int) -> Server:
+        options = ("--bucket", f"{folder}/bucket", "--role", "replica" if i else "primary", "--no-improve")
+        arm = hmi(folder / f"server-{i}", *NO_JOBS, *options, name=f"server-{i}", **pool)
+        return stack.enter_context(running(arm, folder))
+
+    return [start(i) for i in range(REPLICAS)]
+
+
+def _shared_costs(
+    plan: SimulatedPlan, home: Home, costs: Costs, servers: Sequence[Server], sender: LoadClient
+) -> Costs:
+    """Add what it takes to fetch a module, and to pass a call on. A forwarded call counts twice as a call."""
+    bodies = _bodies(home, None)
+
+    def phase(server: Server, tenants: Sequence[int], **how: Any) -> _Used:
+        targets = [target(server.arm, home, i) for i in tenants]
+        turn = [(i % len(tenants), i * 7 % len(bodies)) for i in range(len(tenants) * len(bodies))]
+        return _used(server, sender, LoadRequests(server.port, targets, bodies), turn=turn, **how)
+
+    names = [json.loads(server.get("/manage/server"))["id"] for server in servers]
+    firsts = [ranked(home.model(i).tenant, names)[0] for i in range(plan.tenants)]
+    for server, name in zip(servers, names, strict=True):  # each loads the root, and measures it
+        phase(server, [firsts.index(name)], least=4)
+        wait_chosen(server, sender, home, plan.phase_s < 1)
+    entry = servers[-1]
+    mine = [i for i, first in enumerate(firsts) if first == names[-1]][1:]
+    others = [i for i, first in enumerate(firsts) if first != names[-1]]
+    fetched = phase(entry, mine, least=len(mine))
+    again = phase(entry, mine[: plan.pool_modules // 2], seconds=plan.phase_s, least=4)
+    fetch_s = max(0.0, median(fetched.seen.ms) - median(again.seen.ms)) / 1e3 - costs.load_s
+    changed = replace(costs, bucket_s=max(0.0, fetch_s), bucket_bytes_s=float("inf"))
+    at = phase(entry, others, seconds=plan.phase_s)
+    forward_s = at.loop_s / at.calls - costs.call_s
+    return replace(changed, forward_s=max(0.0, forward_s))
+
+
+def _others(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> float:
+    """Threads of other programs that want a core, as a server without other work sees them."""
+    requests = LoadRequests(server.port, [target(server.arm, home, 0)], _bodies(home, None))
+    return _used(server, sender, requests, seconds=2 * plan.phase_s).others
+
+
+def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[str, float]:
+    """Send open load to all servers alike, and return what was seen."""
+    draw = np.random.default_rng(5)
+    bodies = _bodies(home, None)
+    shares = np.arange(1, plan.tenants + 1, dtype=float) ** -1.0
+    rank = draw.permutation(plan.tenants)
+
+    def arrivals(seconds: float) -> list[tuple[float, int, int]]:
+        count = draw.poisson(plan.calls_s / len(servers) * seconds)
+        tenants = rank[draw.choice(plan.tenants, count, p=shares / shares.sum())]
+        which = draw.integers(0, len(bodies), count)
+        return list(
+            zip(np.sort(draw.random(count) * seconds).tolist(), tenants.tolist(), which.tolist(), strict=True)
+        )
+
+    def events(event: str) -> float:
+        return sum(s.value("hmi_adapter_pool_total", event=event) or 0.0 for s in map(_scrape, servers))
+
+    def passed() -> float:
+        return sum(float(json.loads(s.get("/manage/server"))["passed"]) for s in servers)
+
+    with ExitStack() as stack:
+        senders = [stack.enter_context(client()) for _ in servers]
+
+        def opened(seconds: float) -> list[LoadFigures]:
+            for server, one in zip(servers, senders, strict=True):
+                targets = [target(server.arm, home, i) for i in range(plan.tenants)]
+                one.begin_opened(LoadRequests(server.port, targets, bodies), arrivals(seconds))
+            return [one.end() for one in senders]
+
+        opened(plan.warm_s)
+        hits, misses, before = events("hit"), events("miss"), passed()
+        seen = opened(plan.seconds)
+        hits, misses, before = events("hit") - hits, events("miss") - misses, passed() - before
+    ms = sorted(one for some in seen for one in some.ms)
+    return {
+        "calls_s": len(ms) / plan.seconds,
+        "p50": ms[len(ms) // 2],
+        "p99": ms[int(0.99 * len(ms))],
+        "in_memory": hits / (hits + misses),
+        "passed": before / len(ms),
+        "failed": float(sum(one.failures for one in seen)),
+    }

@@ -1,0 +1,1 @@
+"""The commands about many servers as one."""

@@ -1,0 +1,1 @@
+"""Many servers as one: what they can answer, and what they cost."""
