@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,6 +191,16 @@ def test_a_stopped_server_gives_its_job_back_with_its_checkpoint(start) -> None:
     assert (record.state, record.attempts, record.stalled) == ("succeeded", 1, 0)
     ((_, first),) = starts(other, job)
     assert first > 20
+
+
+def test_a_replica_takes_no_job_while_it_answers(start) -> None:  # type: ignore[no-untyped-def]
+    primary, replica = start("a", "primary", jobs=0), start("b")
+    with replica.runner.pacer:
+        job = submit(primary, "count", steps=3)
+        wait_until(lambda: replica.registry.has_job(job))
+        time.sleep(1)  # some rounds of the supervisor
+        assert replica.registry.job(job).node is None
+    assert end_of(primary, job).node == replica.registry.node()
 
 
 def test_only_the_primary_takes_a_job_that_replicas_may_not(start) -> None:  # type: ignore[no-untyped-def]
