@@ -164,10 +164,7 @@ def test_a_job_that_was_given_to_another_server_stops_at_the_first(start) -> Non
     assert gone(process)
     record = end_of(primary, job)
     assert (record.state, record.node) == ("succeeded", other.registry.node())
-    assert (
-        "another server's" in (replica.layout.jobs / job / "log.txt").read_text()
-        or len(starts(replica, job)) == 1
-    )
+    assert len(starts(replica, job)) == 1
 
 
 def test_jobs_are_spread_and_each_runs_once(start) -> None:  # type: ignore[no-untyped-def]
