@@ -90,6 +90,9 @@ JobKind = Literal[
 ]
 BACKGROUND: frozenset[JobKind] = frozenset({"improve"})
 """The kinds of jobs that nobody waits for: they run only while no other job needs the place."""
+ELSEWHERE: frozenset[JobKind] = frozenset({"fine_tune", "build_plot", "profile_cascade", "improve"})
+"""The kinds of jobs that a replica may run. The others work on what only the primary has: the whole PLOT
+store, roots' folders, the operator's files."""
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")
 """The tasks that may have a cascade: their one label has a probability that a dispatcher can read."""
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -447,3 +450,9 @@ class JobRecord(Record):
     error: dict[str, Any] | None = None
     cost: JobCost | None = None
     """None until the job's process ends. Stays None if the job was killed, or cancelled in the queue."""
+    node: str | None = Field(default=None, exclude_if=lambda node: node is None)
+    """The server that runs the job or has taken it, by its id, if servers share a bucket; None: none has."""
+    for_primary: bool = Field(default=False, exclude_if=lambda wanted: not wanted)
+    """Only the primary may run it from now on: a replica lacked something."""
+    made: str | None = Field(default=None, exclude_if=lambda made: made is None)
+    """The PLOT version that a replica has built for the job, by its id. The primary publishes it."""

@@ -41,7 +41,7 @@ class Settings:
     data folder is this server's own."""
     role: Literal["primary", "replica"] = "primary"
     """What a server with a bucket does: the `primary` manages and runs jobs; a `replica` answers, and fetches
-    what it lacks. If two primaries start, the later one takes over."""
+    what it lacks; with `replica_jobs` it runs jobs, too. If two primaries start, the later one takes over."""
     node_url: str = ""
     """The address under which the bucket's other servers reach this one, such as `http://10.0.0.5:8080`.
     Empty: that of `host` and `port`."""
@@ -58,6 +58,9 @@ class Settings:
     `grpc`."""
     job_workers: Annotated[int, Bounds(0, 64)] = 1
     """The number of jobs that run at once; 0 = start none, and leave them to another process."""
+    replica_jobs: Annotated[int, Bounds(0, 64)] = 0
+    """The number of jobs that a replica runs at once, beside the primary's `job_workers`. It takes one only
+    while it answers no call. 0 = it runs none (docs/operations/nodes.md)."""
     improve: bool = True
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
     a second version if held-out rows say so or, for a new model of few rows with one label each, unless they

@@ -17,8 +17,10 @@ from hmi.core import DeletedParts, DomainId, JobRecord
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.checks import check_text, checked_corpus
 from hmi.jobs.options import BuildPlotOptions
+from hmi.jobs.runtime.folders import pinned_here
 from hmi.jobs.specs import KEEP, PHRASES, TEXT, BuildPlotSpec, EraseSpec
 from hmi.manager.parts import Parts, checked_alpha, checked_options
+from hmi.stores.plot.brought import none_brings
 from hmi.stores.plot.miss_files import SKETCH, sketch_bytes
 from hmi.stores.plot.plot_meta import PlotMeta, lowers_of, samples_of
 from hmi.stores.plot.plots import current_version, plot_errors
@@ -283,7 +285,11 @@ class DomainOperations:
         needed = {
             version.plot_version for model in self._parts.registry.models() for version in model.versions
         }
-        changed = follow_erasures(self._parts.plots, reads, needed)
+        with none_brings(self._parts.layout) as free:
+            if not free:
+                return set()  # the next call follows in some seconds
+            needed |= pinned_here(self._parts.layout.jobs)
+            changed = follow_erasures(self._parts.plots, reads, needed)
         if changed:
             self._parts.tell_deleted(DeletedParts(plots=frozenset(changed)))
         return changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hmi.errors import Damaged
@@ -13,6 +13,13 @@ from hmi.stores.bucket import Bucket
 
 LIST = "files.json"
 _FILE = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*/)?[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The files in a folder and one level below, but hidden ones, by name."""
+    paths = (path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_file())
+    named = ((path.relative_to(folder).as_posix(), path) for path in sorted(paths))
+    return {name: path for name, path in named if _FILE.fullmatch(name)}
 
 
 class SharedFolder:
@@ -28,21 +35,30 @@ class SharedFolder:
     def put(self, folder: Path) -> None:
         """Put the files in `folder`, and one level below, but hidden ones. Files that are listed and that
         `folder` lacks stay."""
-        paths = {
-            path.relative_to(folder).as_posix(): path
-            for path in (*folder.glob("*"), *folder.glob("*/*"))
-            if path.is_file()
-        }
-        found = {name: path for name, path in sorted(paths.items()) if _FILE.fullmatch(name)}
-        before = self.listed()
-        files = {name: file_sha256(path) for name, path in found.items()}
+        found = files_in(folder)
+        self.put_files(found, {name: file_sha256(path) for name, path in found.items()}, self.listed())
+
+    def put_files(
+        self,
+        paths: Mapping[str, Path],
+        files: Mapping[str, str],
+        before: Mapping[str, str],
+        *,
+        only: bool = False,
+    ) -> dict[str, str]:
+        """Put files, and return what is listed then.
+
+        paths, files: the path and SHA-256 of each, by name. before: what is listed now. only: files that are
+        listed and not given go.
+        """
         for name, sha256 in files.items():
             if sha256 not in before.values():
-                self._bucket.put(self._of(sha256), found[name])
-        files = {**before, **files}
-        if files != before:
-            self._bucket.write(self._of(LIST), json.dumps(files).encode())
-            self._bucket.remove(map(self._of, set(before.values()) - set(files.values())))
+                self._bucket.put(self._of(sha256), paths[name])
+        listed = dict(files) if only else {**before, **files}
+        if listed != before:
+            self._bucket.write(self._of(LIST), json.dumps(listed).encode())
+            self._bucket.remove(map(self._of, set(before.values()) - set(listed.values())))
+        return listed
 
     def listed(self) -> dict[str, str]:
         """Return the SHA-256 of each file by its path; empty if there is no such folder. Raises Damaged."""

@@ -105,6 +105,28 @@ def bring_in(
     return wanted[0]
 
 
+def bring_build(environment: Environment, build: str, record: BuildRecord, source: Source) -> None:
+    """Bring the finished segments of another store's build, so that this store goes on with it. What this
+    store had of the build goes. Raises as `bring_in`."""
+    tip = VersionInfo("", record.ref, record.parent, None, "", record.schema, record.segments, build)
+    _check_room(environment, [tip])
+    work, count = _ImportBuild(environment, tip), ProgressBytes([tip], None)
+
+    def body(txn: CatalogueTxn) -> None:
+        work.end_in(txn)
+        version_tree.put_build(
+            txn, build, replace(record, owner=work.build, sealed=None, touched=time.time())
+        )
+
+    try:
+        for info in record.segments:
+            work.take(info, tip, source, count)
+        work.register()
+        environment.catalogue.write(body)
+    finally:
+        work.end()
+
+
 def _has_all(
     environment: Environment,
     listed: list[tuple[SegmentInfo, VersionInfo]],

@@ -9,13 +9,14 @@ remote has it.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -25,11 +26,12 @@ from plot_store.care.gc import GcPolicy
 from plot_store.catalogue import agreed, tags, version_tree
 from plot_store.catalogue import refs as records
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.records import parse_build, version_fields
 from plot_store.catalogue.refs import Dependants
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground import files, limits, names
-from plot_store.ground.errors import Conflict, NotFound, PlotStoreError, StoreFull, StoreIO
+from plot_store.ground.errors import Conflict, Invalid, NotFound, PlotStoreError, StoreFull, StoreIO
 from plot_store.ground.files import convert_os_errors, folder_bytes
 from plot_store.ground.holding import locked
 from plot_store.ground.nouns import VersionInfo
@@ -38,8 +40,10 @@ from plot_store.reading.reader import Reader, open_reader
 from plot_store.remote import format as fmt
 from plot_store.remote import refs
 from plot_store.remote.objects import Listed, Objects, threaded
-from plot_store.remote.pull import follow, pull
+from plot_store.remote.pull import follow, pull, pull_build
+from plot_store.remote.push import push_build
 from plot_store.segments.format import PAGE
+from plot_store.writing import publication
 
 _USES_S: Final = 60.0  # uses are written this often; a process that dies forgets those since
 _TRIES: Final = 5  # of one reader; a try fails only if the ref is removed right after it came
@@ -93,6 +97,51 @@ class Fetching:
             f"{ref} was removed each time that it had been fetched: raise max_bytes, so that the refs in use "
             "fit into the store"
         )
+
+    def publish(self, version_id: str) -> VersionInfo:
+        """Pull a version that another store's build has left apart, and make it the current one of its ref.
+
+        A second call returns the version. Raises Conflict unless the ref is where the build found it; and
+        what `Store.pull` raises.
+        """
+        if not names.is_id(version_id):
+            raise Invalid(f"{version_id!r} is not a version's id: take the one that the build published")
+        environment = self._environment()
+        pull(environment, self._objects, version_id, False, None, None)
+
+        def body(txn: CatalogueTxn) -> VersionInfo:
+            version = version_tree.get_version(txn, version_id)
+            record = version_tree.get_ref(txn, version.ref)
+            if record is not None and version_id in record.versions:
+                return version
+            current = None if record is None else record.current
+            if current != version.previous:
+                raise Conflict(
+                    f"{version.ref} is at {current}, and {version_id} was built to follow "
+                    f"{version.previous}: build it again"
+                )
+            publication.move_ref(txn, version)
+            pins.unpin(txn, version_id, pins.FETCHED)
+            return version
+
+        return environment.catalogue.write(body)
+
+    def put_build(self, build: str) -> dict[str, Any] | None:
+        """Put what an unfinished build has finished into the remote, for `take_build` at another store.
+
+        Returns what that needs, as JSON; None if there is no such build. A collection of the remote removes
+        the segments once they are old enough. Raises Damaged, StoreIO.
+        """
+        found = push_build(self._environment(), self._objects, names.check_build(build))
+        return None if found is None else json.loads(json.dumps(version_fields(found), default=asdict))
+
+    def take_build(self, build: str, stored: Mapping[str, Any]) -> None:
+        """Go on with another store's build: a writer of the same arguments then has its finished segments.
+
+        The versions that it builds on must be here. What this store had of the build goes. Raises Damaged
+        (the remote lacks a segment, or `stored` is malformed), StoreFull, StoreIO.
+        """
+        pull_build(self._environment(), self._objects, names.check_build(build), parse_build(stored))
 
     def follow_erasures(self) -> set[str]:
         """Erase from the versions of this store what the remote erased from them. It takes one listing if

@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 
 from plot_store.care.archive_format import Stands, check_chain, segments_of
 from plot_store.care.attachments import Attachment
-from plot_store.care.incoming import bring_in
+from plot_store.care.incoming import bring_build, bring_in
 from plot_store.catalogue import agreed, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.records import BuildRecord
 from plot_store.catalogue.version_tree import MAX_DEPTH
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
@@ -58,6 +59,16 @@ def pull(
                 raise
             state = later
     raise Conflict(f"{wanted} at {objects.place} moves faster than it can be pulled: pull again later")
+
+
+def pull_build(environment: Environment, objects: Objects, build: str, record: BuildRecord) -> None:
+    """See `Fetching.take_build`."""
+    tip = VersionInfo("", record.ref, record.parent, None, "", record.schema, record.segments, build)
+    source = _source(environment, objects, [tip])
+    try:
+        bring_build(environment, build, record, source)
+    finally:
+        source.close()
 
 
 def follow(environment: Environment, objects: Objects, seen: dict[str, Listed]) -> set[str]:

@@ -14,7 +14,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from plot_store.care import attachments
 from plot_store.care.attachments import Attachment
 from plot_store.catalogue import agreed, erased, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
+from plot_store.catalogue.records import BuildRecord
 from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground import names
@@ -75,6 +76,24 @@ def push(
     raise Conflict(
         f"collections of {objects.place} took this push of {ref} for dead: collect with a longer age"
     )
+
+
+def push_build(environment: Environment, objects: Objects, build: str) -> BuildRecord | None:
+    """See `Fetching.put_build`."""
+    record = environment.catalogue.read(lambda txn: version_tree.get_build(txn, build))
+    if record is None:
+        return None
+    refs.make_place(objects)
+
+    def put(info: SegmentInfo) -> None:
+        if objects.size(fmt.segment_name(info)) != info.bytes:
+            segment = environment.segment(info, record.schema)
+            segment.check_whole()
+            objects.put(fmt.segment_name(info), segment.raw.data)
+
+    for _ in threaded(put, record.segments):
+        pass
+    return replace(record, sealed=None)
 
 
 @dataclass

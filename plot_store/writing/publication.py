@@ -17,6 +17,7 @@ from typing import Any, Final
 from plot_store.catalogue import erased, records, version_tree
 from plot_store.catalogue.catalogue import CatalogueTxn
 from plot_store.catalogue.records import BuildRecord, RefRecord
+from plot_store.environment import pins
 from plot_store.environment.environment import Environment
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
@@ -58,6 +59,7 @@ class PublishRequest:
     base: VersionInfo | None = None  # what an extending build added to, as it was read
     # With ON_TOP: gives the segments on top of another version, or None if indexes have to be made anew.
     onto: Callable[[VersionInfo], tuple[SegmentInfo, ...] | None] | None = None
+    apart: bool = False  # leave the ref where it is; a pin of the build keeps the version
 
 
 class Moved(Exception):
@@ -145,7 +147,7 @@ def successor(txn: CatalogueTxn, build: BuildRecord) -> VersionInfo:
 def record_version(
     txn: CatalogueTxn, request: PublishRequest, previous: str | None, created: str
 ) -> VersionInfo:
-    """Write the manifest, make the version current, and end the build."""
+    """Write the manifest, make the version current unless it stays apart, and end the build."""
     record = request.record
     version = records.new_version(
         ref=record.ref,
@@ -157,12 +159,20 @@ def record_version(
         build=request.build,
         meta=request.meta,
     )
-    old = version_tree.get_ref(txn, record.ref)
     version_tree.put_version(txn, version)
-    kept = () if old is None else old.versions
-    version_tree.put_ref(txn, record.ref, RefRecord(version.id, (version.id, *kept)))
+    if request.apart:
+        pins.pin(txn, version.id, request.build)
+    else:
+        move_ref(txn, version)
     txn.delete(version_tree.BUILD + request.build)
     return version
+
+
+def move_ref(txn: CatalogueTxn, version: VersionInfo) -> None:
+    """Make a version its ref's current one."""
+    old = version_tree.get_ref(txn, version.ref)
+    kept = () if old is None else old.versions
+    version_tree.put_ref(txn, version.ref, RefRecord(version.id, (version.id, *kept)))
 
 
 def check_expected(txn: CatalogueTxn, build: BuildRecord, wanted: Expect) -> str | None:

@@ -175,13 +175,18 @@ class Writer:
         # No pin is needed: the build's record keeps its segments and its ancestors from collection.
         return Reader(self._environment, tuple(chain), mapped)
 
-    def publish(self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None) -> VersionInfo:
+    def publish(
+        self, *, expect: Expect = AS_OPENED, meta: dict[str, Any] | None = None, apart: bool = False
+    ) -> VersionInfo:
         """Publish everything added, atomically and durably, and close the writer.
 
         expect: the id of the version that must be current (None: the ref must not exist; ANY: no check); by
         default the one that was current when the writer was opened. meta: JSON, at most 64 levels deep, which
-        is merged over the writer's meta. Raises Conflict, StoreFull, StoreIO, Invalid, Closed, Forked; after
-        the first four the build can be published again, resumed or aborted.
+        is merged over the writer's meta. apart: leave the ref where it is, for another store to publish the
+        version (`Fetching.publish`); a pin whose owner is the build's id keeps it here.
+
+        Raises Conflict, StoreFull, StoreIO, Invalid, Closed, Forked; after the first four the build can be
+        published again, resumed or aborted.
         """
         self._check_open()
         wanted = self._current if expect is AS_OPENED else expect
@@ -191,7 +196,7 @@ class Writer:
         for tried in range(MAX_TRIES):
             left = self._finish(MAX_RACED if tried else MAX_RUNS)
             request = PublishRequest(
-                self._build, left.record, left.segments, wanted, merged, self._base, left.onto
+                self._build, left.record, left.segments, wanted, merged, self._base, left.onto, apart
             )
             try:
                 version = publication.publish(self._environment, request, left.drafts)

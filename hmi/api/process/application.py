@@ -64,11 +64,13 @@ async def drain(services: Services) -> None:
     """
     if services.lifecycle.phase in ("leaving", "draining"):
         return
-    if services.servers is not None and services.lifecycle.phase == "serving":
-        services.lifecycle.phase = "leaving"
+    leaves = services.servers is not None and services.lifecycle.phase == "serving"
+    services.lifecycle.phase = "leaving" if leaves else "draining"
+    # At once: the primary takes jobs from a server that has left.
+    jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
+    if services.servers is not None and leaves:
         await services.servers.leave()
     services.lifecycle.phase = "draining"
-    jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
     answered = await _wait_for_answers(services)
     await services.engine.stop(drain=answered)
     await jobs
@@ -115,13 +117,18 @@ async def begin(services: Services, url: str = "") -> None:
     await services.engine.start()
     services.manager.runner.pacer.watch()
     following = services.manager.following
-    if following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url):
+    leads = following is None or await asyncio.to_thread(following.begin, services.settings.node_url or url)
+    if leads:
         await asyncio.to_thread(services.manager.runner.start)
     if following is not None:
         following.follow()
     services.monitoring.minutes.start()
     if services.servers is not None:
         await services.servers.enter(services.settings.node_url or url)
+    if services.servers is not None and not leads:
+        # After it is known to live, since it may take a job at once.
+        runner = services.manager.runner
+        await asyncio.to_thread(runner.start if services.settings.replica_jobs else runner.release)
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"
 

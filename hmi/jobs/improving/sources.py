@@ -52,7 +52,7 @@ Found = TypeVar("Found")
 def sources_of(ctx: JobContext, root: Root, *, larger: bool) -> list[tuple[str, Source]]:
     """The root's source, then the operator's if larger ones teach, by the names that a tenant sees. Raises
     Conflict."""
-    found = [(OWN, source_of_root(root, "unlabelled"))]
+    found = [(OWN, source_of_root(ctx, root, "unlabelled"))]
     settings, room = ctx.settings, left_for_me(ctx.settings)
     for given in settings.teacher_names if larger else ():
         source = present(given, find_source)

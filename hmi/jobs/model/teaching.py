@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hmi.errors import Conflict, UnsupportedModel
-from hmi.jobs.runtime.context import JobContext
+from hmi.jobs.runtime.context import ForPrimary, JobContext
 from hmi.model.files import write_json
 from hmi.model.sources.root import Root
 from hmi.model.sources.source import Source, find_source, load_encoder
@@ -41,7 +41,7 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, fol
             ctx.progress(step, total, phase=phase, loss=loss)
 
         encoder = load_encoder(
-            source_of_root(root, "unlabelled" if lesson.texts else "options.variants").folder
+            source_of_root(ctx, root, "unlabelled" if lesson.texts else "options.variants").folder
         )
         texts = lesson_texts(lesson, recipe, encoder, root)
         if not texts:
@@ -64,8 +64,20 @@ def taught_rows(ctx: JobContext, root: Root, lesson: Lesson, recipe: Recipe, fol
     return Taught(rows, metrics, [])
 
 
-def source_of_root(root: Root, field: str) -> Source:
-    """The source of a root. `field` is the option that needs it, for errors. Raises Conflict."""
+def source_of_root(ctx: JobContext, root: Root, field: str) -> Source:
+    """The source of a root. `field` is the option that needs it, for errors. Raises Conflict; ForPrimary if
+    only this server may lack it."""
+    try:
+        return find_source_of(root, field)
+    except Conflict as error:
+        if not ctx.elsewhere:
+            raise
+        ctx.log(f"the primary goes on with this job: {error.message}")
+        raise ForPrimary from error
+
+
+def find_source_of(root: Root, field: str) -> Source:
+    """The source of a root. Raises Conflict."""
     about = root.info.source
     try:
         found = find_source(about.get("folder", about["name"]))

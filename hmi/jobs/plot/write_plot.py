@@ -75,6 +75,7 @@ def write_version(
         return published
     schema = schema_of(lower)
     total = sum(want.total for want in wanted)
+    ctx.take_build()
     with ctx.plots.writer(ref, schema=schema, parent=parent, build=ctx.job.job, extend=extend) as writer:
         if extend and (writer.base is None or writer.base.id != onto):
             raise Conflict(
@@ -90,12 +91,16 @@ def write_version(
                 stored[want.order] = _write_order(ctx, writer, lower, want, decide, done, total)
             done += want.total
             ctx.progress(done, total, phase="representations")
-        return writer.publish(expect=AS_OPENED if onto is None else onto, meta=meta(stored).to_dict())
+        return writer.publish(
+            expect=AS_OPENED if onto is None else onto, meta=meta(stored).to_dict(), apart=ctx.elsewhere
+        )
 
 
 def find_published(ctx: JobContext, ref: str) -> VersionInfo | None:
     """The version that an earlier attempt at this job published before it was killed; None if
     there is none."""
+    if ctx.elsewhere:
+        return ctx.built()
     if current_version(ctx.plots, ref) is None:
         return None
     return next((v for v in ctx.plots.history(ref) if v.build == ctx.job.job), None)
@@ -120,11 +125,14 @@ def _write_order(
     """Write one order. Returns its number of n-grams in the version, with those of earlier attempts."""
     compute = _compute(lower)
     durable, stored = writer.resume_point(want.order), 0
+    kept = durable
     for chunk in want.chunks:
         left = want.keep(chunk)
         for at in range(0, len(left), BATCH):
             stored += _write_batch(writer, left[at : at + BATCH], compute, decide, max(0, durable - stored))
-            if writer.resume_point(want.order) > durable:
+            if (reached := writer.resume_point(want.order)) > kept:
+                kept = reached
+                ctx.keep_build()
                 ctx.checkpointed()
             ctx.progress(done + len(chunk) * at // len(left), total, phase="representations")
         done += len(chunk)

@@ -14,18 +14,21 @@ from hmi.stores.records.registry import Registry
 
 
 def discard(registry: Registry, layout: Layout, record: JobRecord) -> None:
-    """Free what a failed or cancelled job wrote but did not publish.
+    """Free what a failed or cancelled job wrote but did not publish, and what one left for the primary.
 
     The caller holds the job's lock. A second call does nothing. Raises HmiError if the PLOT store fails.
     """
     builds = record.kind in ("build_plot", "erase", "import_root")
-    if not builds or record.state not in ("failed", "cancelled"):
+    if not builds or (record.state == "succeeded" and not record.for_primary):
         return
     if layout.plots.exists():
         store = open_plots(layout.plots)
         try:
             with plot_errors():
                 store.abandon(record.job)
+                for pin in store.pins():
+                    if pin.owner == record.job:
+                        store.unpin(pin.version, pin.owner)
         finally:
             store.close()
     if record.kind == "import_root" and not _published(registry, record.job):

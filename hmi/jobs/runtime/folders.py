@@ -17,14 +17,15 @@ from pydantic import ConfigDict, ValidationError
 
 from hmi.core import Progress, Record
 from hmi.errors import InvalidInput, Unavailable
-from hmi.model.files import full_or, sync_folder, write_json
+from hmi.jobs.runtime.kept import NOT_KEPT, log_of, progress_of
+from hmi.model.files import full_or, sync_folder, write_bytes, write_json
 from hmi.stores.bucket import Bucket
 from hmi.stores.layout import read_json, try_lock
 from hmi.stores.records.job_table import check_job_id, job_id_at
 from hmi.stores.shared_folder import SharedFolder
 
 _INPUT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
-KEPT_AFTER_END = frozenset({"progress.json", "log.txt", "lock"})
+KEPT_AFTER_END = NOT_KEPT
 
 
 def new_job_id() -> str:
@@ -57,7 +58,12 @@ class JobFolder:
 
     def __init__(self, jobs: Path, job: str, bucket: Bucket | None = None) -> None:
         self.path = jobs / check_job_id(job)
-        self._shared = None if bucket is None else SharedFolder(bucket, f"jobs/{job}")
+        self._bucket, self._place = bucket, f"jobs/{job}"
+        self._shared = None if bucket is None else SharedFolder(bucket, self._place)
+
+    def here_only(self) -> JobFolder:
+        """The folder without its part in the bucket."""
+        return JobFolder(self.path.parent, self.path.name)
 
     @property
     def input(self) -> Path:
@@ -145,6 +151,17 @@ class JobFolder:
         except ValidationError:
             return Progress()  # written by another release; a running job soon replaces it
 
+    def take_told(self) -> Progress:
+        """Bring the progress and the log that another server has put into the bucket, and return the first.
+
+        Raises Unavailable."""
+        if self._bucket is not None and self.path.exists():
+            for name, read in ((progress_of(self._place), "progress.json"), (log_of(self._place), "log.txt")):
+                found = self._bucket.read(name)
+                if found is not None:
+                    write_bytes(self.path / read, found)
+        return self.read_progress()
+
     def pin(self, plots: PinnedPlots) -> None:
         """Keep these versions from being collected, durably. Raises StorageFull."""
         write_json(self.path / "plan.json", plots.model_dump(exclude_none=True))
@@ -183,6 +200,12 @@ class JobFolder:
 
     def age_s(self) -> float:
         return time.time() - self.path.stat().st_mtime
+
+
+def pinned_here(jobs: Path) -> set[str]:
+    """The PLOT versions that jobs with a folder here depend on."""
+    plans = (JobFolder(jobs, path.parent.name) for path in jobs.glob("*/plan.json"))
+    return {version for folder in plans for version in folder.pinned().versions}
 
 
 def _check_input_name(name: str) -> None:

@@ -179,6 +179,11 @@ class Pacer:
             if self._paced:
                 self._look()
 
+    @property
+    def answering(self) -> bool:
+        """True while calls are under way, and for `HOLD_S` after the last one."""
+        return self._calls > 0 or time.monotonic() < self._quiet_at
+
     def add(self, job: str, process: Pausable, board: Board) -> None:
         """Pace a job's process. May be called on any thread."""
         if self._share < 1:

@@ -21,13 +21,14 @@ from hmi.config import Settings
 from hmi.core import ENDED, JobCost, JobKind, JobRecord, now
 from hmi.errors import Damaged, HmiError, JobCancelled, NotFound
 from hmi.jobs.runtime.board import Board, read_pacing
-from hmi.jobs.runtime.context import Body, JobContext, JobStopped
+from hmi.jobs.runtime.context import Body, ForPrimary, JobContext, JobStopped
 from hmi.jobs.runtime.discarding import discard
 from hmi.jobs.runtime.folders import JobFolder
 from hmi.resident import peak_resident
 from hmi.stores.bucket import bucket_of
 from hmi.stores.layout import Layout, open_layout, without_paths
 from hmi.stores.plot.plots import as_hmi
+from hmi.stores.records.claims import LostClaim
 from hmi.stores.records.registry import Registry
 from hmi.tenancy import default_limits
 from plot_store import PlotStoreError
@@ -51,14 +52,19 @@ def run_job(settings: Settings, job: str, bodies: Mapping[JobKind, Body]) -> int
     # The process that started this one has checked all pages, for which it read every tenant's records.
     bucket, limits = bucket_of(settings), default_limits(settings)
     journal = None if bucket is None else bucket.journal
-    registry = Registry.open(layout.registry, defaults=limits, checked=True, journal=journal)
+    registry = Registry.open(layout.registry, defaults=limits, checked=True, journal=journal, claim=job)
     folder = JobFolder(layout.jobs, registry.job(job).job, bucket)
     with folder.try_lock() as got:
         if not got:
             return TAKEN
-        record = _claim(registry, job)
+        try:
+            record = _claim(registry, job)
+        except LostClaim:
+            return TAKEN
         if record.state == "running":
-            _attempt(JobContext(record, settings, registry, stopping=stop.is_set), folder, bodies)
+            ctx = JobContext(record, settings, registry, stopping=stop.is_set)
+            ctx.resume()
+            _attempt(ctx, folder, bodies)
         after_end(registry, folder, job)
     registry.close()
     return DONE
@@ -70,21 +76,30 @@ def say_holding(data: Path, job: str) -> None:
     HOLDING.watch(Board(JobFolder(Layout(data).jobs, job).board).set_holding)
 
 
-def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord:
-    """Queue again, or end, a job that is `running` but has no process.
+def put_back(registry: Registry, job: str, *, crashed: bool = True, of: str | None = None) -> JobRecord:
+    """Queue again, or end, a job that is `running` but has no process. of: the server that had it; None: this
+    one. Nothing happens if another one has it by now.
 
     The caller holds the job's lock. With crashed=False (an orderly stop) no attempt is counted. A
     crash adds to the count of deaths, which each new checkpoint resets: a server may die often
-    while a long job makes progress. Raises NotFound.
+    while a long job makes progress. Any server may take the job then. Raises NotFound.
     """
 
+    holder = of or registry.node()
+
     def change(record: JobRecord) -> JobRecord:
+        if record.node not in (None, holder):
+            return record
+        if record.state == "queued" and not crashed:
+            return record.model_copy(update={"node": None})  # it was taken, and not yet begun
         if record.state != "running":
             return record
         if record.cancel_requested:
             return _ended(record, "cancelled")
         if not crashed:
-            return record.model_copy(update={"state": "queued", "attempts": record.attempts - 1})
+            return record.model_copy(
+                update={"state": "queued", "attempts": record.attempts - 1, "node": None}
+            )
         stalled = record.stalled + 1
         if stalled >= MAX_STALLED:
             message = (
@@ -92,13 +107,16 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True) -> JobRecord
                 "the job's log, and check memory and disk"
             )
             return _ended(record, "failed", error={"kind": "interrupted", "message": message})
-        return record.model_copy(update={"state": "queued", "stalled": stalled})
+        return record.model_copy(update={"state": "queued", "stalled": stalled, "node": None})
 
     return registry.update_job(job, change)
 
 
 def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
-    """Free what an ended job no longer needs, or everything of a deleted job. The caller holds its lock."""
+    """Free what an ended job no longer needs, or everything of a deleted job. The caller holds its lock. What
+    the bucket has goes at the primary, which first takes the log from there."""
+    if not registry.is_primary():
+        folder = folder.here_only()
     if not registry.has_job(job):
         folder.remove()
         registry.forget_gone(job)
@@ -112,7 +130,10 @@ def after_end(registry: Registry, folder: JobFolder, job: str) -> None:
 
 
 def _claim(registry: Registry, job: str) -> JobRecord:
-    """Mark the job as running, unless it has ended. The caller holds its lock."""
+    """Mark the job as running, unless it has ended. The caller holds its lock.
+
+    Raises LostClaim if servers share the registry, and this one has not taken the job.
+    """
     put_back(registry, job)
 
     def change(record: JobRecord) -> JobRecord:
@@ -129,21 +150,33 @@ def _claim(registry: Registry, job: str) -> JobRecord:
 def _attempt(ctx: JobContext, folder: JobFolder, bodies: Mapping[JobKind, Body]) -> None:
     """Run the body and record how it ended."""
     job = ctx.job.job
+
+    def end(change: Callable[[JobRecord], JobRecord]) -> None:
+        ctx.tell_last()
+        ctx.registry.update_job(job, change)
+
     try:
         try:
             missing = folder.missing(ctx.job.spec.get("inputs", []))
             if missing:
                 raise Damaged(f"input {missing[0]!r} of the job is missing on disk: submit the job again")
+            ctx.publish_made()
             result = bodies[ctx.job.kind](ctx)
-            ctx.registry.update_job(job, lambda r: _ended(r, "succeeded", result=result, cost=_cost(folder)))
+            end(lambda r: _ended(r, "succeeded", result=result, cost=_cost(folder)))
+        except ForPrimary as left:
+            ctx.keep()
+            end(left.hand_over)
         except JobStopped:
+            ctx.keep()
             put_back(ctx.registry, job, crashed=False)
         except JobCancelled:
-            ctx.registry.update_job(job, lambda r: _ended(r, "cancelled", cost=_cost(folder)))
+            end(lambda r: _ended(r, "cancelled", cost=_cost(folder)))
         except Exception as error:
             described = describe(error, ctx.log)
             described["message"] = without_paths(described["message"], ctx.settings)
-            ctx.registry.update_job(job, lambda r: _ended(r, "failed", error=described, cost=_cost(folder)))
+            end(lambda r: _ended(r, "failed", error=described, cost=_cost(folder)))
+    except LostClaim as error:
+        ctx.log(error.message)  # another server runs the job by now, and records how it ends
     except NotFound:
         if ctx.registry.has_job(job):
             raise

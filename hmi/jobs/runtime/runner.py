@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 from hmi.config import Settings
 from hmi.core import ENDED, JobKind, JobRecord, Pacing, Progress, now
-from hmi.errors import Conflict, Damaged, NotFound
+from hmi.errors import Conflict, Damaged, NotFound, Unavailable
 from hmi.jobs.runtime.board import Board, read_pacing
 from hmi.jobs.runtime.cleaning import clean
 from hmi.jobs.runtime.folders import JobFolder, new_job_id
@@ -23,6 +24,7 @@ from hmi.jobs.runtime.starter import Process, Starter
 from hmi.stores.bucket import bucket_of
 from hmi.stores.failures import log_damaged, log_failure, run_each
 from hmi.stores.layout import Layout
+from hmi.stores.records.claims import may_take
 from hmi.stores.records.job_table import asked_to_stop
 from hmi.stores.records.registry import Registry
 
@@ -36,9 +38,19 @@ class JobTurns:
         self._last: dict[str | None, int] = {}  # tenant -> its last turn
         self._turn = 0
 
-    def first(self, waiting: Iterable[T], tenant_of: Callable[[T], str | None]) -> T:
-        """Return the first of those that wait whose tenant has waited longest for its turn."""
-        return min(waiting, key=lambda one: self._last.get(tenant_of(one), 0))
+    def first(
+        self,
+        waiting: Iterable[T],
+        tenant_of: Callable[[T], str | None],
+        elsewhere: Mapping[str | None, int] = {},
+    ) -> T:
+        """Return the first of those that wait whose tenant has waited longest for its turn.
+
+        elsewhere: how many jobs of each tenant other servers run. A tenant with fewer comes first.
+        """
+        return min(
+            waiting, key=lambda one: (elsewhere.get(tenant_of(one), 0), self._last.get(tenant_of(one), 0))
+        )
 
     def took(self, tenant: str | None) -> None:
         """Note that a job of this tenant has started."""
@@ -59,6 +71,8 @@ STOP_S = 15.0
 """`stop` waits this long for the supervisor, and then this long for the jobs, before it kills them."""
 CANCEL_S = 30.0
 """A cancelled job that is still running after this time is killed."""
+TOLD_S = 1.0
+"""The progress of a job at another server is asked for at most this often."""
 RETRY_S = 1.0
 """A job is not started again within this time of its last start."""
 
@@ -78,11 +92,13 @@ class JobRunner:
     ) -> None:
         self._registry, self.starter = registry, Starter(settings, bodies)
         self._settings, self.pacer = settings, Pacer(settings.background_percent)
-        self._workers = settings.job_workers if workers is None else workers
+        self._most = workers
         self._layout, self._bucket = Layout(settings.data), bucket_of(settings)
         self._housekeeping = housekeeping
         self.on_ended: list[Callable[[JobRecord], None]] = []
         """Called with the record of each job whose process has ended here, on the runner's thread."""
+        self._elsewhere: dict[str, JobRecord] = {}  # jobs that other servers ran at the last look
+        self._told: dict[str, tuple[float, Progress]] = {}  # their progress, and when it was asked for
         self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
         self._cancelled_at: dict[str, float] = {}  # job -> when its cancellation was seen
@@ -152,7 +168,17 @@ class JobRunner:
 
     def read_progress(self, job: str) -> Progress:
         """The job's last progress; empty before it began. Raises NotFound for an impossible id."""
-        return self._folder(job).read_progress()
+        folder, record = self._folder(job), self._elsewhere.get(job)
+        if record is not None and record.state == "running":
+            at, told = self._told.get(job, (float("-inf"), Progress()))
+            if time.monotonic() - at < TOLD_S:
+                return told
+            with suppress(Unavailable):
+                told = folder.take_told()
+            self._told = {j: t for j, t in self._told.items() if j in self._elsewhere}
+            self._told[job] = time.monotonic(), told
+            return told
+        return folder.read_progress()
 
     def read_pacing(self, job: str) -> Pacing | None:
         """The pauses of a running background job. Other jobs, and those that have ended, have None."""
@@ -168,19 +194,57 @@ class JobRunner:
             self._tidy(job)
 
     def recover(self) -> None:
-        """Put back every job that is `running` although no process holds its lock."""
-        for record in self._registry.live_jobs(tolerant=True, behind=False):
-            if record.state == "running":
-                self.settle(record.job)
+        """Put back every job that is `running` although no process runs it, here or at another server."""
+        live = self._registry.live_jobs(tolerant=True, behind=False)
         for _, job in self._registry.background_jobs("running"):
-            self.settle(job)
+            with log_damaged(log, f"job {job}"), suppress(NotFound):
+                live.append(self._registry.job(job))
+        taken = {r.job: r for r in live if not self._is_mine(r) and r.node is not None}
+        for record in live:
+            if record.state == "running" or record.job in taken:
+                self.settle(record.job)
+        for job in self._elsewhere.keys() - taken.keys():
+            with suppress(Unavailable):  # its log informs only
+                self._folder(job).take_told()
+            self._tidy(job)
+        self._elsewhere = taken
+
+    def release(self) -> None:
+        """Give back all jobs that this server had when it last ran, if it is to run none."""
+        node = self._registry.node()
+        for record in self._registry.live_jobs(tolerant=True):
+            if record.node == node:
+                self._put_back(record.job, crashed=record.state == "running")
 
     def settle(self, job: str) -> None:
         """Put back, end or tidy up after a job that has no process. Nothing happens to one that has one."""
         if job in self._children:  # left to `_reap`
             self._tidy(job)
-        else:
-            self._put_back(job, crashed=True)
+            return
+        with log_damaged(log, f"job {job}"), suppress(NotFound):
+            record = self._registry.job(job)
+            if record.state not in ENDED and not self._is_mine(record):
+                if record.node is not None and self._registry.is_primary() and not self._lives(record.node):
+                    log.warning("the server that ran job %s is gone: another one will go on", job)
+                    self._put_back(job, crashed=record.state == "running", of=record.node)
+                return
+        self._put_back(job, crashed=True)
+
+    def _lives(self, node: str) -> bool:
+        """Return whether a server of this id answers. The primary removes those that do not."""
+        return any(server.node == node for server in self._registry.servers())
+
+    @property
+    def _workers(self) -> int:
+        """The number of jobs that run here at once."""
+        if self._most is not None:
+            return self._most
+        return self._settings.job_workers if self._registry.is_primary() else self._settings.replica_jobs
+
+    def _is_mine(self, record: JobRecord) -> bool:
+        """Return whether no other server has the job. A job of an earlier release names none."""
+        node = self._registry.node()
+        return node in ("", record.node) or (record.node is None and self._registry.is_primary())
 
     def run_one(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> JobRecord:
         """Run a job to its end in a child process, or follow it if another process runs it. Blocks.
@@ -205,8 +269,9 @@ class JobRunner:
 
     def start(self, *, background: bool = True) -> None:
         """Start the supervisor thread: it recovers jobs, starts queued ones and reaps their
-        processes. Call it once. background: whether background jobs are started, too."""
-        assert self._thread is None, "a runner is started once"
+        processes. A second call does nothing. background: whether background jobs are started, too."""
+        if self._thread is not None:
+            return  # a replica that becomes the primary runs jobs already
         self._runs_behind = background
         self._thread = threading.Thread(target=self._supervise, name="hmi-jobs", daemon=True)
         self._thread.start()
@@ -283,18 +348,26 @@ class JobRunner:
         at = time.monotonic()
         with self._lock:
             self._not_before = {job: when for job, when in self._not_before.items() if when > at}
+        node, leads = self._registry.node(), self._registry.is_primary()
+        if not leads and self.pacer.answering:
+            return  # another server is less busy, or this one is so later
         live = self._registry.live_jobs(tolerant=True, behind=False)
-        queued = [record for record in live if record.state == "queued"]
+        queued = [r for r in live if r.state == "queued" and may_take(r, node, leads)]
+        elsewhere = Counter(r.tenant for r in live if r.state == "running" and r.node not in (None, node))
         waiting = queued[:]
         while waiting:
             with self._lock:
-                # Background jobs do not count: they give way at their next step, and nobody waits for that.
-                if len(self._children) - len(self._behind) >= self._workers or self._stopping.is_set():
+                if self._stopping.is_set():
                     break
-                record = self._turns.first(waiting, lambda one: one.tenant)
+                # Background jobs do not count: they give way at their next step, and nobody waits for that.
+                if len(self._children) - len(self._behind) >= self._workers:
+                    # What a replica has built is published at once: that takes a moment, and no place.
+                    waiting = [record for record in waiting if record.made is not None]
+                    if not waiting:
+                        break
+                record = self._turns.first(waiting, lambda one: one.tenant, elsewhere)
                 waiting.remove(record)
-                if self._may_start(record.job, at):
-                    self._spawn(record.job, len(waiting) + 1)
+                if self._may_start(record.job, at) and self._spawn(record.job, len(waiting) + 1):
                     self._turns.took(record.tenant)
         with self._lock:
             self._give_way()
@@ -338,6 +411,11 @@ class JobRunner:
         with self._folder(job).try_lock() as free:
             if not free:
                 return False
+        try:
+            if not self._registry.take_job(job):
+                return False
+        except NotFound:
+            return False  # its tenant was deleted meanwhile
         # If another process takes the job's lock before the child does, the child ends with TAKEN.
         self._not_before[job] = time.monotonic() + RETRY_S
         self._children[job] = self._started(job, queued)
@@ -398,10 +476,10 @@ class JobRunner:
                 child.kill()
             self._put_back(job, crashed=True)
 
-    def _put_back(self, job: str, *, crashed: bool) -> None:
+    def _put_back(self, job: str, *, crashed: bool, of: str | None = None) -> None:
         with log_damaged(log, f"job {job}"), suppress(NotFound), self._folder(job).try_lock() as free:
             if free:
-                put_back(self._registry, job, crashed=crashed)
+                put_back(self._registry, job, crashed=crashed, of=of)
         self._tidy(job)
 
     def _tidy(self, job: str) -> None:
@@ -412,11 +490,20 @@ class JobRunner:
                     after_end(self._registry, folder, job)
 
     def _clean(self) -> None:
-        run_each(log, {"cleaning": self._sweep, "housekeeping": self._housekeeping})
+        work: dict[str, Callable[[], object]] = {"cleaning": self._sweep}
+        if self._registry.is_primary():
+            work["housekeeping"] = self._housekeeping
+        run_each(log, work)
 
     def _sweep(self) -> None:
+        if not self._registry.is_primary():
+            clean(self._registry, self._layout)
+            return
         for job in self._registry.drop_ended_jobs():
             self._tidy(job)
+        for record in self._registry.live_jobs(tolerant=True):
+            if record.node is not None and not self._is_mine(record):
+                self.settle(record.job)  # also background jobs that wait, which `recover` does not read
         clean(self._registry, self._layout)
 
     def _folder(self, job: str) -> JobFolder:

@@ -59,8 +59,9 @@ def open_plots(path: Path, settings: Settings | None = None) -> Store:
     Raises Damaged, StorageFull, and Unavailable on an I/O error.
     """
     with plot_errors():
-        return Store.open(path, create=True, limits=None if settings is None else _limits(settings))
+        return Store.open(path, create=True, limits=None if settings is None else limits_of(settings))
 
 
-def _limits(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> Limits:
+    """The limits of the PLOT store's size."""
     return Limits(max_bytes=settings.plot_max_bytes or None, min_free_bytes=settings.plot_min_free_bytes)

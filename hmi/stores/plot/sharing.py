@@ -30,15 +30,17 @@ def share(
 ) -> None:
     """Bring a ref to the bucket as it is here, or only a version, by its id. What is there is not sent again.
 
-    sure: tells whether this node is the primary beyond doubt. Another node may have published a version of
-    the ref that this one has never had, as the last primary's jobs may do; the primary's counts. patience_s:
-    how long to wait for a collection that runs there. Raises NotFound, Damaged; Unavailable, also if this is
-    not the primary; Conflict if a collection still runs.
+    sure: tells whether this node is the primary beyond doubt, or has the job that brings it. Another node
+    may have published a version of the ref that this one has never had, as the last primary's jobs may do;
+    the primary's counts. patience_s: how long to wait for a collection that runs there. Raises NotFound,
+    Damaged; Unavailable, also if this is not the primary; Conflict if a collection still runs.
     """
     if bucket is None:
         return
     if not sure():
-        raise Unavailable(f"this server is no longer the primary, so {ref_or_id} was not put into the bucket")
+        raise Unavailable(
+            f"this server is no longer the primary, or has lost its job, so {ref_or_id} is not shared"
+        )
     remote, end = Remote(bucket.plots), time.monotonic() + patience_s
     with plot_errors():
         try:

@@ -21,7 +21,8 @@ from typing import Any, Final, TypeVar
 from hmi.errors import Conflict, Damaged, HmiError, InvalidInput, Unavailable
 from hmi.stores.journal.format import Entry, Head
 from hmi.stores.journal.journal import Gone, Journal, Missing
-from hmi.stores.records.nodes import NODE, PRIMARY, is_own, new_node, not_primary, primary_in
+from hmi.stores.records.claims import Fence, by_primary
+from hmi.stores.records.nodes import NODE, PRIMARY, is_own, new_node
 from hmi.stores.records.sealed import RegistryTxn, records
 from hmi.stores.records.table import KEY_USED
 from plot_store.database.database import Database
@@ -71,8 +72,9 @@ def position_of(raw: Any) -> Position | None:
 class Journaled:
     """The changes of one node's database, by a journal. Thread-safe; other processes may do the same."""
 
-    def __init__(self, database: Database, journal: Journal) -> None:
-        self._database, self._journal = database, journal
+    def __init__(self, database: Database, journal: Journal, fence: Fence = by_primary) -> None:
+        """fence: says which changes are refused."""
+        self._database, self._journal, self._fence = database, journal, fence
         self._away_until = 0.0  # on the monotonic clock
         self._rebasing = threading.Lock()
 
@@ -121,12 +123,13 @@ class Journaled:
             field="bucket",
         )
 
-    def write(self, body: Callable[[RegistryTxn], T]) -> T:
+    def write(self, body: Callable[[RegistryTxn], T], fence: Fence | None = None) -> T:
         """Run `body` in a write transaction after all changes of other nodes, and publish what it changes.
 
-        `body` may run several times. Raises Unavailable if the place does not answer: then this node has
-        changed nothing, and others have not either, unless the message says so; also if another node is the
-        primary. Raises Conflict if other nodes' changes come first all the time.
+        `body` may run several times. fence: in place of the one that all changes pass. Raises Unavailable if
+        the place does not answer: then this node has changed nothing, and others have not either, unless the
+        message says so; and what the fence returns. Raises Conflict if other nodes' changes come first all
+        the time.
         """
         self._check_away()
         sent: dict[str, T] = {}
@@ -137,13 +140,13 @@ class Journaled:
             for by in sent.keys() & brought:  # the memory map had to grow between the journal and the commit
                 return sent[by]
             txn = RegistryTxn(raw)
-            primary, node = primary_in(txn), txn.get(NODE)
+            refused = (fence or self._fence)(txn)
             result = body(txn)
             changes = {key: value for key, value in txn.changes.items() if not key.startswith(LOCAL)}
             if changes:
-                theirs = primary is not None and primary.node.encode() != node and PRIMARY not in changes
-                if theirs and not all(is_own(txn, key) for key in changes):
-                    raise not_primary()
+                passes = PRIMARY in changes or all(is_own(txn, key) for key in changes)
+                if refused is not None and not passes:
+                    raise refused
                 entry = Entry(head.at + 1, secrets.token_hex(16), head.by, _texts(changes))
                 sent[entry.by] = result
                 self._append(head, tag, entry)
@@ -166,7 +169,14 @@ class Journaled:
         mine = self._database.read(position_of)
         if mine is not None and (mine.journal, mine.at, mine.by) == (head.journal, head.at, head.by):
             return False
-        self._database.write(lambda raw: self._bring(raw, head))
+
+        def body(raw: Any) -> None:
+            mine = position_of(raw)
+            # Another process of this node may have gone on since the head was read. None can do so now.
+            late = mine is not None and mine.at > head.at
+            self._bring(raw, self._journal.need_head()[0] if late else head)
+
+        self._database.write(body)
         return True
 
     def _bring(self, raw: Any, head: Head) -> set[str]:

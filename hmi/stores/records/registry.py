@@ -30,6 +30,7 @@ from hmi.stores.journal.journal import Journal
 from hmi.stores.layout import refuse_lost_registry
 from hmi.stores.records import (
     background,
+    claims,
     file_table,
     job_table,
     key_table,
@@ -57,10 +58,12 @@ class Registry(WholeRegistry):
     Reads are consistent snapshots of a memory map and take microseconds.
     """
 
-    def __init__(self, database: RegistryDatabase, defaults: TenantLimits = NO_LIMITS) -> None:
-        """`defaults` are the limits of tenants that have none of their own."""
+    def __init__(
+        self, database: RegistryDatabase, defaults: TenantLimits = NO_LIMITS, claim: str | None = None
+    ) -> None:
+        """`defaults` are the limits of tenants that have none of their own. claim: see `open`."""
         super().__init__(database)
-        self.defaults = defaults
+        self.defaults, self._claim = defaults, claim
         self.key_ring = KeyRing(database, self._table)
         self.rooms = Rooms(database, self._table, defaults)
 
@@ -73,16 +76,19 @@ class Registry(WholeRegistry):
         defaults: TenantLimits = NO_LIMITS,
         checked: bool = False,
         journal: Journal | None = None,
+        claim: str | None = None,
     ) -> Registry:
         """Open the registry in the folder `path`, creating it if needed. checked: see
-        `RegistryDatabase.open`. journal: that by which nodes share it; None: it is this folder's own. Raises
-        Damaged, StorageFull, InvalidInput (the journal is of another registry), Unavailable."""
+        `RegistryDatabase.open`. journal: that by which nodes share it; None: it is this folder's own. claim:
+        the job whose process this is; if nodes share the registry, it changes it only while this node has the
+        job. Raises Damaged, StorageFull, InvalidInput (the journal is of another registry), Unavailable."""
         path.mkdir(parents=True, exist_ok=True)
         refuse_lost_registry(path)
-        registry = cls(RegistryDatabase.open(path, first_map, checked=checked), defaults)
+        registry = cls(RegistryDatabase.open(path, first_map, checked=checked), defaults, claim)
         try:
             if journal is not None:
-                registry._database.follow(journal)
+                fence = claims.by_primary if claim is None else claims.by_holder(claim)
+                registry._database.follow(journal, fence)
             registry._index_jobs()
         except BaseException:
             registry.close()
@@ -340,8 +346,31 @@ class Registry(WholeRegistry):
         self._database.read(lambda t: job_table.check_quota(self._table, t, tenant, limit))
 
     def update_job(self, job: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
-        """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound."""
-        return self._database.write(lambda t: job_table.update_job(self._table, t, job, change))
+        """Apply `change` to a job's record in one transaction, and return the result. Raises NotFound.
+
+        If nodes share the registry, the one that has the job may do so, too; Unavailable at others.
+        """
+        fence = None if self._claim is not None else claims.by_holder_or_primary(job)
+        return self._database.write(lambda t: job_table.update_job(self._table, t, job, change), fence)
+
+    def take_job(self, job: str) -> bool:
+        """Take a queued job for this node, before it is started. Returns False if this node may not have it.
+
+        If nodes share the registry, exactly one gets it. Raises NotFound, Unavailable.
+        """
+        node = self.node()
+        if not node:
+            return True
+        return self._database.write(lambda t: claims.take(self._table, t, job, node), claims.anyone)
+
+    def has_claim(self, job: str) -> bool:
+        """Return whether this node still has a job, beyond doubt. Always true if the registry is not shared.
+
+        Raises Unavailable, Damaged."""
+        if not self.node():
+            return True
+        self.catch_up()
+        return self._database.read(claims.by_holder(job)) is None
 
     def has_job(self, job: str) -> bool:
         return self._database.read(lambda t: t.get(JOB + job) is not None)
@@ -389,7 +418,7 @@ class Registry(WholeRegistry):
 
     def forget_gone(self, job: str) -> None:
         """Delete the mark of a deleted tenant's job, after the job's process has ended."""
-        self._database.write(lambda t: t.delete(GONE + job))
+        self._database.write(lambda t: t.delete(GONE + job), claims.anyone)
 
     def while_unused(self, domain: str, act: Callable[[list[str], list[str]], T]) -> T:
         """Run `act(models, jobs)` in a write transaction, so that no user of `domain` can be added meanwhile.

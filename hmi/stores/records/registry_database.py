@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 from hmi.errors import HmiError, InvalidInput, Unavailable
 from hmi.stores.journal.journal import Journal
 from hmi.stores.plot.plots import as_hmi
+from hmi.stores.records.claims import Fence, by_primary
 from hmi.stores.records.journaled import POSITION, Journaled, position_of
+from hmi.stores.records.nodes import NODE
 from hmi.stores.records.sealed import CURE, RegistryTxn, is_sealed, problems, upgrade
 from plot_store import Closed, PlotStoreError
 from plot_store.database.database import Database
@@ -55,9 +57,9 @@ class RegistryDatabase:
         """End one use. The last one closes the database, after the transactions that run."""
         self._shared.release(self)
 
-    def follow(self, journal: Journal) -> None:
+    def follow(self, journal: Journal, fence: Fence = by_primary) -> None:
         """Share the records with other nodes from now on, by a journal; see `Journaled.join`."""
-        journaled = Journaled(self._database, journal)
+        journaled = Journaled(self._database, journal, fence)
         try:
             journaled.join()
         except PlotStoreError as error:
@@ -70,6 +72,11 @@ class RegistryDatabase:
             return self._journaled is not None and self._journaled.catch_up()
         except PlotStoreError as error:
             raise _as_ours(error) from error
+
+    def node(self) -> str:
+        """The id of this data folder among those that share the records; "" if they are not shared."""
+        found = None if self._journaled is None else self.read(lambda txn: txn.get(NODE))
+        return "" if found is None else found.decode()
 
     def position(self) -> int:
         """The number of the journal's last change that this database has; 0 if the records are not shared."""
@@ -111,17 +118,18 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
-    def write(self, body: Callable[[RegistryTxn], T]) -> T:
+    def write(self, body: Callable[[RegistryTxn], T], fence: Fence | None = None) -> T:
         """Run `body` as the only writer of all processes, and commit durably; an exception rolls it back.
 
         `body` may run again after the map has grown, so its effects elsewhere must be idempotent. It may use
-        this database only through its RegistryTxn. Raises Unavailable if another process holds the write lock
+        this database only through its RegistryTxn. fence: see `Journaled.write`; shared records have one.
+        Raises Unavailable if another process holds the write lock
         for a minute, or the place of the journal does not answer; InvalidInput if the records are shared and
         this process does not know where.
         """
         try:
             if self._journaled is not None:
-                return self._journaled.write(body)
+                return self._journaled.write(body, fence)
             return self._database.write(lambda raw: body(_unshared(raw)))
         except PlotStoreError as error:
             raise _as_ours(error) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import job_table, model_table, nodes
-from hmi.stores.records.nodes import NODE, SECRET, SERVER, Primary, Server
+from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import MODEL, ROOT, RecordTable
@@ -64,8 +64,7 @@ class WholeRegistry:
 
     def node(self) -> str:
         """The id of this node; "" if the registry is not shared."""
-        found = self._database.read(lambda txn: txn.get(NODE))
-        return "" if found is None else found.decode()
+        return self._database.node()
 
     def secret(self) -> str:
         """What servers that share this registry show each other; "" if no node has been the primary."""

@@ -29,14 +29,14 @@ class Nodes:
     def bucket(self) -> Path:
         return self.work / "bucket"
 
-    def start(self, name: str, role: str) -> Lab:
+    def start(self, name: str, role: str, *arguments: str) -> Lab:
         folder = self.work / name
         folder.mkdir(exist_ok=True)
         lab = Lab(
             folder / "data",
             folder,
             free_port(),
-            ("--bucket", str(self.bucket), "--role", role, "--no-improve"),
+            ("--bucket", str(self.bucket), "--role", role, "--no-improve", *arguments),
         )
         self.running.append(lab)
         lab.start()

@@ -169,7 +169,7 @@ def test_a_source_that_is_gone_is_said_without_its_place(home: Home, monkeypatch
     monkeypatch.setattr(teaching, "find_source", nowhere)
     root = next((home.settings.data / "roots" / "tiny").iterdir())
     with pytest.raises(Conflict, match="import the root again") as error:
-        teaching.source_of_root(load_root(root), "unlabelled")
+        teaching.find_source_of(load_root(root), "unlabelled")
     assert error.value.details["field"] == "unlabelled"
     assert "/" not in error.value.message
 

@@ -134,6 +134,7 @@ def test_turns_go_round_and_one_that_was_lost_comes_next() -> None:
     assert drawn == ["a", "b", "c", "a"]
     turns.lost("c")
     assert turns.first(waiting, str) == "c"
+    assert turns.first(waiting, str, {"c": 2, "b": 1, "a": 1}) == "b", "other servers run jobs of c"
 
 
 def test_one_that_does_not_fit_into_memory_waits_and_says_so(lab: Lab) -> None:

@@ -87,7 +87,7 @@ def test_a_job_says_what_it_takes_with_the_larger_teachers_that_could_ever_fit(
 def test_a_larger_source_that_does_not_fit_does_not_teach(
     tmp_path: Path, tiny_root: Root, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "source_of_root", lambda root, field: find_source(str(tiny_source)))
+    monkeypatch.setattr(sources, "source_of_root", lambda ctx, root, field: find_source(str(tiny_source)))
     other, writes = write_tiny_mpnet(tmp_path / "mpnet"), write_language_model("llama", tmp_path / "llama")
     said = list[str]()
     for most, names in ((1 << 40, [sources.OWN, "mpnet"]), (1 << 20, [sources.OWN])):

@@ -29,6 +29,7 @@ def do_count(ctx: JobContext) -> dict[str, Any]:
         aside = checkpoint.with_suffix(".tmp")
         aside.write_text(json.dumps(step))
         aside.replace(checkpoint)
+        ctx.keep(now=False)
         ctx.progress(step, steps, phase="counting", loss=1 / step)
     return {
         "counted": steps,

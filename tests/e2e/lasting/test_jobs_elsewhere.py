@@ -1,0 +1,111 @@
+"""Jobs of servers that share a bucket: replicas run them, and one that dies costs what followed its last
+checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hmi.stores.bucket import Bucket
+from hmi.stores.records.registry import Registry
+from tests.e2e.lasting.test_kill import Lab, fine_tune
+from tests.e2e.lasting.test_nodes import Nodes, answers, succeeded, update
+from tests.tiny import random_texts
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    found = Nodes(tmp_path_factory.mktemp("elsewhere"))
+    yield found
+    for lab in found.running:
+        if lab.server is not None:
+            lab.kill()
+
+
+@pytest.fixture(scope="module")
+def primary(nodes: Nodes, tiny_source: Path) -> Lab:
+    """It imports a root, and then runs no jobs."""
+    lab = nodes.start("first", "primary")
+    text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
+    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
+    succeeded(lab, lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"])
+    lab.client.request("POST", "/manage/tenants", {"tenant": "acme"})
+    lab.kill()
+    lab.arguments += ("--job-workers", "0")
+    lab.start()
+    return lab
+
+
+def replica_of(nodes: Nodes, name: str) -> Lab:
+    return nodes.start(name, "replica", "--replica-jobs", "1")
+
+
+def record(lab: Lab, job: str) -> dict[str, Any]:
+    """A job's record in a server's registry."""
+    registry = Registry.open(lab.data / "registry", checked=True)
+    try:
+        return json.loads(registry.job(job).model_dump_json())
+    finally:
+        registry.close()
+
+
+def node_of(lab: Lab) -> str:
+    (entry,) = [
+        one
+        for one in lab.client.request("GET", "/manage/servers")["servers"]
+        if one["url"].endswith(f":{lab.port}")
+    ]
+    return str(entry["id"])
+
+
+def test_a_replica_with_an_empty_folder_builds_and_trains(nodes: Nodes, primary: Lab) -> None:
+    replica = replica_of(nodes, "second")
+    corpus = primary.file("corpus", "\n".join(random_texts(500, seed=3)).encode())
+    body = {"domain": "tiny/news", "alpha": 100}
+    built = primary.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"]
+    assert succeeded(primary, built)["progress"]["total"] > 0
+    assert "tiny/news" in primary.domains()
+    trained = fine_tune(primary, "acme.first", epochs=2, domain="tiny/news")
+    succeeded(primary, trained)
+    wait_until(lambda: answers(replica, "acme.first"))
+    assert replica.ask("acme.first") == primary.ask("acme.first")
+    assert record(primary, trained)["node"] == node_of(replica)
+    assert record(primary, built)["made"]
+
+    body = {"alpha": 100}
+    corpus = primary.file("corpus", "\n".join(random_texts(500, seed=4)).encode())
+    path = "/manage/domains/tiny%2Fnews/update"
+    succeeded(primary, primary.client.request("POST", path, body, files={"corpus": corpus})["job"])
+    succeeded(primary, update(primary, "acme.first"))
+    rows = "\n".join(json.dumps({"text": text}) for text in random_texts(60, seed=5))
+    texts = primary.file("texts", rows.encode())
+    path = "/manage/models/acme.first/ramps"
+    succeeded(primary, primary.client.request("POST", path, {}, files={"unlabelled": texts})["job"])
+    wait_until(lambda: replica.ask("acme.first") == primary.ask("acme.first"))
+    assert not [one for one in Bucket(str(nodes.bucket)).names("jobs") if built in one or trained in one]
+    replica.kill()
+
+
+def test_a_replica_that_dies_costs_what_followed_its_last_checkpoint(nodes: Nodes, primary: Lab) -> None:
+    bucket, replica = Bucket(str(nodes.bucket)), replica_of(nodes, "third")
+    job = fine_tune(primary, "acme.long", epochs=60)
+    wait_until(lambda: any("checkpoint" in _listed(bucket, job) for _ in [0]), 120)
+    began = record(primary, job)
+    assert (began["state"], began["node"]) == ("running", node_of(replica))
+    replica.kill()
+    fourth = replica_of(nodes, "fourth")
+    succeeded(primary, job)
+    ended = record(primary, job)
+    assert (ended["node"], ended["attempts"]) == (node_of(fourth), 2)
+    assert fourth.ask("acme.long") == primary.ask("acme.long")
+
+
+def _listed(bucket: Bucket, job: str) -> str:
+    return " ".join(
+        (bucket.read(name) or b"").decode() for name in bucket.names(f"jobs/{job}/kept") if "files" in name
+    )
