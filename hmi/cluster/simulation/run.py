@@ -204,6 +204,7 @@ class _Simulation:
             self._clock.wait(begin + cluster.lost_s, self._lose)
         self._clock.run(end)
         computed = sum(replica.computed_s for replica in self._replicas)
+        handled = sum(replica.handled_s for replica in self._replicas)
         self._clock.run(end + DRAIN_S)
         for call in self._under_way:
             self._seen.append(Answered(call.arrived, -1.0, call.module, call.plot, False, False))
@@ -224,6 +225,7 @@ class _Simulation:
             copies=float(copies.sum() / max(1, len(held))),
             several=float((copies > 1).sum() / max(1, len(held))),
             busy=computed / (end * len(self._replicas)),
+            loop=handled / (end * len(self._replicas)),
             **self._disk(),
         )
 

@@ -49,6 +49,7 @@ def test_the_event_loop_is_a_queue_too() -> None:
     costs = replace(FREE, token_s=0.0, call_s=0.01)
     found = simulate(costs, ONE, Cluster(1), seconds=160.0, settle_s=2.0)
     assert mean_s(found) == pytest.approx(0.015, rel=0.05)
+    assert found.loop == pytest.approx(0.5, rel=0.05)
 
 
 def test_works_share_cores_alike() -> None:
