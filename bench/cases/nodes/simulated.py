@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,8 +42,8 @@ class SimulatedPlan:
     tenants: int = 100
     pool_modules: int = 16
     """Modules that fit into a server's memory."""
-    calls_s: float = 25.0
-    warm_s: float = 30.0
+    calls_s: float = 15.0
+    warm_s: float = 20.0
     seconds: float = 90.0
     phase_s: float = 4.0
     """Seconds of each phase in which costs are measured."""
@@ -142,15 +142,15 @@ def _scrape(server: Server) -> Scrape:
     return Scrape.parse(server.get("/metrics"))
 
 
-def _used(server: Server, sender: LoadClient, requests: LoadRequests, **how: Any) -> _Used:
-    """Send requests in a closed loop, and return what that took."""
+def _used(server: Server, send: Callable[[], LoadFigures]) -> _Used:
+    """Send requests to a server, and return what that took."""
     before, threads, mine, queued = (
         _scrape(server),
         server.threads_cpu_s(),
         _client_cpu_s(),
         _queued_s(server),
     )
-    seen = sender.closed(requests, **how)
+    seen = send()
     spent = {thread: s - threads.get(thread, 0.0) for thread, s in server.threads_cpu_s().items()}
     client_s, queued_s, after = _client_cpu_s() - mine, _queued_s(server) - queued, _scrape(server)
 
@@ -175,9 +175,10 @@ def _client_cpu_s() -> float:
     return sum(cpu_s(int(p)) for p in mine if b"harness.sender" in Path(f"/proc/{p}/cmdline").read_bytes())
 
 
-def _bodies(home: Home, tokens: int | None, texts: int = 1) -> list[str]:
-    drawn = home.texts().of(tokens, TEXTS)
-    return [json.dumps({"inputs": drawn[i : i + texts]}) for i in range(0, len(drawn), texts)]
+@cache
+def _bodies(home: Home, tokens: int | None) -> list[str]:
+    """Bodies of a text each. tokens: None: of real lengths."""
+    return [json.dumps({"inputs": text}) for text in home.texts().of(tokens, TEXTS)]
 
 
 def _warmed(
@@ -207,7 +208,8 @@ def _phase(
     bodies = bodies or _bodies(home, None)
     targets = [target(server.arm, home, i) for i in tenants]
     turn = [(i % len(tenants), i * 7 % len(bodies)) for i in range(len(tenants) * len(bodies))]
-    return _used(server, sender, LoadRequests(server.port, targets, bodies), turn=turn, **how)
+    requests = LoadRequests(server.port, targets, bodies)
+    return _used(server, partial(sender.closed, requests, turn, **how))
 
 
 def _costs(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> tuple[Costs, _Used]:
@@ -276,14 +278,20 @@ def _shared_costs(
         bucket_s=max(0.0, fmean(fetched.seen.ms) - fmean(loaded.seen.ms)) / 1e3,
         bucket_bytes_s=float("inf"),
         load_s=max(0.0, loaded.rest_s / loaded.calls - usual.rest_s / usual.calls),
-        forward_s=max(0.0, passed.loop_s / passed.calls - costs.call_s),
+        forward_s=max(0.0, passed.loop_s / passed.calls - loaded.loop_s / loaded.calls),
     )
 
 
 def _others(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> float:
-    """Threads of other programs that want a core, as a server without other work sees them."""
+    """Threads of other programs that want a core, as a server sees them that gets its part of the load.
+
+    A thread that computes all the time would wait longer: the system lets those first that slept.
+    """
+    draw, seconds = np.random.default_rng(7), 4 * plan.phase_s
+    times = np.sort(draw.random(max(2, round(plan.calls_s / REPLICAS * seconds))) * seconds)
     requests = LoadRequests(server.port, [target(server.arm, home, 0)], _bodies(home, None))
-    return _used(server, sender, requests, seconds=2 * plan.phase_s).others
+    arrivals = [(at, 0, i % TEXTS) for i, at in enumerate(times.tolist())]
+    return _used(server, partial(sender.opened, requests, arrivals)).others
 
 
 def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[str, float]:
