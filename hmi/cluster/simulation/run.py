@@ -235,7 +235,8 @@ class _Simulation:
             self._clock.wait(float(given.at[i + 1]) - self._clock.now, self._arrive, i + 1)
         tenant, entry = int(given.tenant[i]), int(given.entry[i])
         if given.direct[i]:
-            entry = self._last.get(tenant, entry)
+            by_chance = self._cluster.routing == "random"
+            entry = self._last.get(tenant, entry if by_chance else int(self._homes[tenant]))
         call = Call(self._clock.now, tenant, given.tokens[i].tolist(), entry)
         if not self._replicas[entry].alive:
             if not self._balancer_knows:
