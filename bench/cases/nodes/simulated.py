@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class SimulatedPlan:
     tenants: int = 100
     pool_modules: int = 16
     """Modules that fit into a server's memory."""
-    calls_s: float = 25.0
-    warm_s: float = 30.0
+    calls_s: float = 15.0
+    warm_s: float = 20.0
     seconds: float = 90.0
     phase_s: float = 4.0
     """Seconds of each phase in which costs are measured."""
@@ -86,31 +86,31 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
         folder = Path(made)
         report(f"{plan.tenants} tenants")
         home = build(Contents(plan.tenants), (data or folder) / "bench-nodes")
-        report("costs of one server")
-        costs, client_s = _costs(plan, home, folder, sender)
         with ExitStack() as stack:
-            servers = _servers(plan, costs, home, folder, stack)
-            report("costs of a fetch, and of passing a call on")
-            costs = _shared_costs(plan, home, costs, servers, sender)
+            report("a server alone, and servers that share a bucket")
+            alone = hmi(copied(home, folder / "alone"), *NO_JOBS, "--no-improve")
+            single = stack.enter_context(running(alone, folder))
+            servers = _servers(plan, home, folder, stack)
+            names = [json.loads(server.get("/manage/server"))["id"] for server in servers]
+            firsts = [names.index(ranked(home.model(i).tenant, names)[0]) for i in range(plan.tenants)]
+            _warmed(plan, home, single, servers, firsts, sender)
+            report("costs")
+            costs, usual = _costs(plan, home, single, sender)
+            costs = _shared_costs(plan, home, costs, usual, servers[-1], firsts, sender)
             for name in ("call", "forward", "batch", "text", "token", "wait", "load", "bucket"):
                 yield Figure(f"cost_{name}", 1e3 * float(getattr(costs, f"{name}_s")), "ms")
             yield Figure("cost_module", costs.module_bytes, "bytes")
             report(f"{plan.calls_s:g} calls a second to {REPLICAS} servers")
-            before = _others(plan, home, servers[1], sender)
+            before = _others(plan, home, single, sender)
             real = _real(plan, home, servers)
-            others = (before + _others(plan, home, servers[1], sender)) / 2
+            others = (before + _others(plan, home, single, sender)) / 2
             yield Figure("others", others, "threads")
         routing: Routing = "tenant" if real["passed"] else "random"
         mean = float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2))
         load = Load(plan.calls_s, plan.tenants, tokens=mean, spread=SPREAD_LOG, domains=1, ngrams=50_000)
-        cores = (os.cpu_count() or 1) - plan.calls_s * client_s
+        cores = (os.cpu_count() or 1) - plan.calls_s * usual.client_s / usual.calls
         cluster = Cluster(
-            REPLICAS,
-            routing,
-            pool_bytes=_pool(plan, costs.module_bytes),
-            served_s=plan.warm_s,
-            cores=cores,
-            others=others,
+            REPLICAS, routing, pool_bytes=_pool(plan), served_s=plan.warm_s, cores=cores, others=others
         )
         work = partial(simulate, costs, load, cluster, seconds=plan.seconds)
         yield from _compared(real, [work(seed=seed) for seed in range(SEEDS)])
@@ -142,15 +142,15 @@ def _scrape(server: Server) -> Scrape:
     return Scrape.parse(server.get("/metrics"))
 
 
-def _used(server: Server, sender: LoadClient, requests: LoadRequests, **how: Any) -> _Used:
-    """Send requests in a closed loop, and return what that took."""
+def _used(server: Server, send: Callable[[], LoadFigures]) -> _Used:
+    """Send requests to a server, and return what that took."""
     before, threads, mine, queued = (
         _scrape(server),
         server.threads_cpu_s(),
         _client_cpu_s(),
         _queued_s(server),
     )
-    seen = sender.closed(requests, **how)
+    seen = send()
     spent = {thread: s - threads.get(thread, 0.0) for thread, s in server.threads_cpu_s().items()}
     client_s, queued_s, after = _client_cpu_s() - mine, _queued_s(server) - queued, _scrape(server)
 
@@ -175,96 +175,123 @@ def _client_cpu_s() -> float:
     return sum(cpu_s(int(p)) for p in mine if b"harness.sender" in Path(f"/proc/{p}/cmdline").read_bytes())
 
 
-def _bodies(home: Home, tokens: int | None, texts: int = 1) -> list[str]:
-    drawn = home.texts().of(tokens, TEXTS)
-    return [json.dumps({"inputs": drawn[i : i + texts]}) for i in range(0, len(drawn), texts)]
+@cache
+def _bodies(home: Home, tokens: int | None) -> list[str]:
+    """Bodies of a text each. tokens: None: of real lengths."""
+    return [json.dumps({"inputs": text}) for text in home.texts().of(tokens, TEXTS)]
 
 
-def _costs(plan: SimulatedPlan, home: Home, folder: Path, sender: LoadClient) -> tuple[Costs, float]:
-    """The costs of a server without others, and the client's processor time for a call."""
-
-    def phase(server: Server, bodies: Sequence[str], callers: int, tenants: int = plan.tenants) -> _Used:
-        targets = [target(server.arm, home, i) for i in range(tenants)]
-        requests = LoadRequests(server.port, targets, bodies)
-        turn = [(i % tenants, i * 7 % len(bodies)) for i in range(tenants * len(bodies))]
-        how = {"seconds": plan.phase_s, "least": 8 * callers, "callers": callers}
-        return _used(server, sender, requests, turn=turn, **how)
-
-    with running(hmi(copied(home, folder / "alone"), *NO_JOBS, "--no-improve"), folder) as server:
+def _warmed(
+    plan: SimulatedPlan,
+    home: Home,
+    single: Server,
+    servers: Sequence[Server],
+    firsts: Sequence[int],
+    sender: LoadClient,
+) -> None:
+    """Let each server load the root and the PLOT and choose its executor, the single one all modules, too."""
+    for i, server in enumerate([single, *servers]):
+        mine = range(plan.tenants) if server is single else [firsts.index(i - 1)]
+        _phase(server, home, mine, sender, least=max(4, len(mine)))
         wait_chosen(server, sender, home, plan.phase_s < 1)
-        phase(server, _bodies(home, None), 1)  # every module comes into memory
-        whole = _scrape(server)
-        module_bytes = int((whole.value("hmi_adapter_pool_bytes") or 0) / plan.tenants)
-        short, long = (phase(server, _bodies(home, tokens), 1) for tokens in (SHORT, LONG))
-        many = phase(server, _bodies(home, SHORT), MANY)
-        usual = phase(server, _bodies(home, None), 1)
+
+
+def _phase(
+    server: Server,
+    home: Home,
+    tenants: Sequence[int],
+    sender: LoadClient,
+    bodies: Sequence[str] = (),
+    **how: Any,
+) -> _Used:
+    """Send calls of these tenants in turn. bodies: default: a text each, of real lengths."""
+    bodies = bodies or _bodies(home, None)
+    targets = [target(server.arm, home, i) for i in tenants]
+    turn = [(i % len(tenants), i * 7 % len(bodies)) for i in range(len(tenants) * len(bodies))]
+    requests = LoadRequests(server.port, targets, bodies)
+    return _used(server, partial(sender.closed, requests, turn, **how))
+
+
+def _costs(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> tuple[Costs, _Used]:
+    """The costs of a server that has everything in memory, and its phase of usual texts."""
+    whole = _scrape(server)
+    modules = whole.value("hmi_adapter_pool_load_seconds_count") or 1
+    least = 8 * MANY
+    work = partial(_phase, server, home, range(plan.tenants), sender, seconds=plan.phase_s, least=least)
+    short, long = (work(bodies=_bodies(home, tokens)) for tokens in (SHORT, LONG))
+    many, usual = work(bodies=_bodies(home, SHORT), callers=MANY), work()
     rows = [(one.batches, one.texts, one.tokens) for one in (short, long, many)]
     solved = np.linalg.solve(np.array(rows), [one.rest_s for one in (short, long, many)])
     batch_s, text_s, token_s = np.maximum(solved, 1e-6).tolist()
-    call_s = usual.loop_s / usual.calls
     usual_s = (usual.loop_s + usual.rest_s + usual.queued_s) / usual.calls
-    wait_s = max(0.0, fmean(usual.seen.ms) / 1e3 - usual_s)
-    pool = {"HMI_POOL_BYTES": str(_pool(plan, module_bytes))}
-    with running(hmi(folder / "alone", *NO_JOBS, "--no-improve", name="small", **pool), folder) as server:
-        wait_chosen(server, sender, home, quick=True)
-        for _ in range(2):  # the first reads files that the system has not in memory
-            missing = phase(server, _bodies(home, None), 1)
-    load_s = max(0.0, missing.rest_s / missing.calls - usual.rest_s / usual.calls)
-    work = {"call_s": call_s, "batch_s": batch_s, "text_s": text_s, "token_s": token_s, "load_s": load_s}
-    costs = Costs(wait_s=wait_s, module_bytes=module_bytes, **work)
-    return costs, usual.client_s / usual.calls
+    costs = Costs(
+        call_s=usual.loop_s / usual.calls,
+        batch_s=batch_s,
+        text_s=text_s,
+        token_s=token_s,
+        wait_s=max(0.0, fmean(usual.seen.ms) / 1e3 - usual_s),
+        module_bytes=int((whole.value("hmi_adapter_pool_bytes") or 0) / modules),
+    )
+    return costs, usual
 
 
-def _pool(plan: SimulatedPlan, module_bytes: int) -> int:
+def _pool(plan: SimulatedPlan) -> int:
     """Memory for so many modules, whose sizes differ a little."""
-    return int((plan.pool_modules + 0.5) * module_bytes)
+    return int((plan.pool_modules + 0.5) * Costs().module_bytes)
 
 
-def _servers(plan: SimulatedPlan, costs: Costs, home: Home, folder: Path, stack: ExitStack) -> list[Server]:
+def _servers(plan: SimulatedPlan, home: Home, folder: Path, stack: ExitStack) -> list[Server]:
     """Start a primary and replicas that share a bucket. The replicas have nothing yet."""
-    pool = {"HMI_POOL_BYTES": str(_pool(plan, costs.module_bytes))}
     copied(home, folder / "server-0")
 
     def start(i: int) -> Server:
         options = ("--bucket", f"{folder}/bucket", "--role", "replica" if i else "primary", "--no-improve")
-        arm = hmi(folder / f"server-{i}", *NO_JOBS, *options, name=f"server-{i}", **pool)
+        arm = hmi(
+            folder / f"server-{i}", *NO_JOBS, *options, name=f"server-{i}", HMI_POOL_BYTES=str(_pool(plan))
+        )
         return stack.enter_context(running(arm, folder))
 
     return [start(i) for i in range(REPLICAS)]
 
 
 def _shared_costs(
-    plan: SimulatedPlan, home: Home, costs: Costs, servers: Sequence[Server], sender: LoadClient
+    plan: SimulatedPlan,
+    home: Home,
+    costs: Costs,
+    usual: _Used,
+    entry: Server,
+    firsts: Sequence[int],
+    sender: LoadClient,
 ) -> Costs:
-    """Add what it takes to fetch a module, and to pass a call on. A forwarded call counts twice as a call."""
-    bodies = _bodies(home, None)
+    """Add what it takes to fetch a module, to load one, and to pass a call on.
 
-    def phase(server: Server, tenants: Sequence[int], **how: Any) -> _Used:
-        targets = [target(server.arm, home, i) for i in tenants]
-        turn = [(i % len(tenants), i * 7 % len(bodies)) for i in range(len(tenants) * len(bodies))]
-        return _used(server, sender, LoadRequests(server.port, targets, bodies), turn=turn, **how)
-
-    names = [json.loads(server.get("/manage/server"))["id"] for server in servers]
-    firsts = [ranked(home.model(i).tenant, names)[0] for i in range(plan.tenants)]
-    for server, name in zip(servers, names, strict=True):  # each loads the root, and measures it
-        phase(server, [firsts.index(name)], least=4)
-        wait_chosen(server, sender, home, plan.phase_s < 1)
-    entry = servers[-1]
-    mine = [i for i, first in enumerate(firsts) if first == names[-1]][1:]
-    others = [i for i, first in enumerate(firsts) if first != names[-1]]
-    fetched = phase(entry, mine, least=len(mine))
-    again = phase(entry, mine[: plan.pool_modules // 2], seconds=plan.phase_s, least=4)
-    fetch_s = max(0.0, median(fetched.seen.ms) - median(again.seen.ms)) / 1e3 - costs.load_s
-    changed = replace(costs, bucket_s=max(0.0, fetch_s), bucket_bytes_s=float("inf"))
-    at = phase(entry, others, seconds=plan.phase_s)
-    forward_s = at.loop_s / at.calls - costs.call_s
-    return replace(changed, forward_s=max(0.0, forward_s))
+    entry: the last server. A call that is passed on is handled by the event loops of two servers.
+    """
+    mine = [i for i, first in enumerate(firsts) if first == REPLICAS - 1][1:]
+    others = [i for i, first in enumerate(firsts) if first != REPLICAS - 1]
+    fetched = _phase(entry, home, mine, sender, least=len(mine))
+    # More tenants in turn than modules fit: each is loaded from the disk.
+    loaded = _phase(entry, home, mine, sender, seconds=plan.phase_s, least=len(mine))
+    passed = _phase(entry, home, others, sender, seconds=plan.phase_s, least=8)
+    return replace(
+        costs,
+        bucket_s=max(0.0, fmean(fetched.seen.ms) - fmean(loaded.seen.ms)) / 1e3,
+        bucket_bytes_s=float("inf"),
+        load_s=max(0.0, loaded.rest_s / loaded.calls - usual.rest_s / usual.calls),
+        forward_s=max(0.0, passed.loop_s / passed.calls - loaded.loop_s / loaded.calls),
+    )
 
 
 def _others(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> float:
-    """Threads of other programs that want a core, as a server without other work sees them."""
+    """Threads of other programs that want a core, as a server sees them that gets its part of the load.
+
+    A thread that computes all the time would wait longer: the system lets those first that slept.
+    """
+    draw, seconds = np.random.default_rng(7), 4 * plan.phase_s
+    times = np.sort(draw.random(max(2, round(plan.calls_s / REPLICAS * seconds))) * seconds)
     requests = LoadRequests(server.port, [target(server.arm, home, 0)], _bodies(home, None))
-    return _used(server, sender, requests, seconds=2 * plan.phase_s).others
+    arrivals = [(at, 0, i % TEXTS) for i, at in enumerate(times.tolist())]
+    return _used(server, partial(sender.opened, requests, arrivals)).others
 
 
 def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[str, float]:

@@ -22,7 +22,8 @@ COLUMNS: Final = {
     "replicas": "SERVERS",
     "routing": "ROUTING",
     "calls_s": "CALLS/S",
-    "busy": "BUSY",
+    "busy": "COMPUTE",
+    "loop": "EVENT LOOP",
     "memory": "IN MEMORY",
     "disk": "ON DISK",
     "bucket": "IN BUCKET",
@@ -168,6 +169,7 @@ def _row(found: Outcome, given: dict[str, Any]) -> dict[str, Any]:
         "calls_s": figures.calls_s,
         "failed": figures.failed,
         "busy": found.busy,
+        "loop": found.loop,
         "memory": figures.module_memory,
         "disk": figures.module_disk,
         "bucket": figures.module_bucket,
@@ -206,7 +208,18 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """A row with units, for people."""
     shown = dict(row)
     for name, value in row.items():
-        if name in ("busy", "memory", "disk", "bucket", "rows", "passed", "spilled", "several", "failed"):
+        if name in (
+            "busy",
+            "loop",
+            "memory",
+            "disk",
+            "bucket",
+            "rows",
+            "passed",
+            "spilled",
+            "several",
+            "failed",
+        ):
             shown[name] = f"{100 * value:.1f}%"
         elif name in ("p50", "p99"):
             shown[name] = f"{1e3 * value:.1f} ms"

@@ -71,6 +71,8 @@ class Outcome:
     """The same of PLOTs."""
     busy: float
     """The share of the time in which a server computes a batch."""
+    loop: float
+    """The share of the time in which a server's event loop works. It is one thread: 1 is the most."""
 
     def between(self, begin_s: float, end_s: float) -> Figures:
         """The figures of the calls that arrived in a part of the time."""

@@ -15,7 +15,7 @@ MONTH_H: Final = 730.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What one server takes for its work. The defaults were measured.
+    """What one server takes for its work. Most defaults were measured (docs/operations/capacity.md).
 
     All times are in seconds. Those of the processor are of one core.
     """
@@ -28,13 +28,13 @@ class Costs:
     """Processor time of a batch without its texts."""
     text_s: float = 0.15e-3
     """Processor time of a text without its tokens: look-up, module, head."""
-    token_s: float = 40e-6
+    token_s: float = 21e-6
     """Processor time of a token."""
     wait_s: float = 0.5e-3
     """Time of a call in which nothing computes: one thread wakes another, the caller reads the answer."""
     network_s: float = 0.0
     """Time of a message from one server to another."""
-    load_s: float = 5e-3
+    load_s: float = 5.5e-3
     """Time to load a module from the local disk, nearly all of it on the processor."""
     bucket_s: float = 0.03
     """Time to fetch a file from the bucket, without its bytes: two requests."""
@@ -42,7 +42,7 @@ class Costs:
     """Bytes a second that a server gets from the bucket for one file."""
     page_s: float = 18e-6
     """Time of a look-up whose row must be read from the disk. A text's rows are read together."""
-    module_bytes: int = 830_000
+    module_bytes: int = 864_000
     """Memory of a model's module and head."""
     file_bytes: int = 380_000
     """Their file."""

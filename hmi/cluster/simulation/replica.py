@@ -54,13 +54,14 @@ class Replica:
         self._waiting_s: dict[int, float] = {}
         self._order: deque[int] = deque()
         self._all_s, self._computing = 0.0, False
-        self.computed_s = 0.0
-        """Processor time of all batches that have begun."""
+        self.computed_s = self.handled_s = 0.0
+        """Processor time of all batches that have begun, and of the event loop."""
 
     # The event loop
 
     def handle(self, seconds: float, then: Callable[..., None], *what: Any) -> None:
         """Let the event loop work for some seconds, in the order of the calls of this method."""
+        self.handled_s += seconds
         self._turns.append((seconds, then, what))
         if not self._busy:
             self._busy = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -133,8 +133,8 @@ class _Simulation:
         cluster, count = self._cluster, len(self._replicas)
         if cluster.routing == "random":
             for replica in self._replicas:
-                for tenant in lru(last_uses(self._rates / count, self._draw), replica.room):
-                    replica.pool[int(tenant)] = None
+                held = lru(last_uses(self._rates / count, self._draw), replica.room)
+                replica.pool = OrderedDict.fromkeys(held.tolist())
         else:
             self._warm_homes()
         self._warm_plots()
@@ -146,11 +146,10 @@ class _Simulation:
         """
         ages = last_uses(self._rates, self._draw)
         rooms = sum(replica.room for replica in self._replicas)
-        for tenant in lru(ages, min(len(ages), 2 * rooms)).tolist():
-            self._replicas[self._homes[tenant]].pool[tenant] = None
-        for replica in self._replicas:
-            while len(replica.pool) > replica.room:
-                replica.pool.popitem(last=False)
+        used = lru(ages, min(len(ages), 2 * rooms))
+        homes = self._homes[used]
+        for i, replica in enumerate(self._replicas):
+            replica.pool = OrderedDict.fromkeys(used[homes == i][-replica.room :].tolist())
 
     def _warm_plots(self) -> None:
         """Put PLOTs on the disks, and say which part of their rows is in memory."""
@@ -205,11 +204,15 @@ class _Simulation:
             self._clock.wait(begin + cluster.lost_s, self._lose)
         self._clock.run(end)
         computed = sum(replica.computed_s for replica in self._replicas)
+        handled = sum(replica.handled_s for replica in self._replicas)
         self._clock.run(end + DRAIN_S)
         for call in self._under_way:
             self._seen.append(Answered(call.arrived, -1.0, call.module, call.plot, False, False))
         seen: NDArray[np.float64] = np.array(self._seen, dtype=np.float64).reshape(-1, len(Answered._fields))
-        homes = Counter(tenant for i in self._living for tenant in self._replicas[i].pool)
+        pools = [list(self._replicas[i].pool) for i in self._living]
+        held, copies = np.unique(
+            np.concatenate([np.array(pool, dtype=np.int64) for pool in pools]), return_counts=True
+        )
         return Outcome(
             costs=self._costs,
             load=self._load,
@@ -219,9 +222,10 @@ class _Simulation:
             begin_s=begin,
             end_s=end,
             rows_in_memory=self._mean_rows(),
-            copies=sum(homes.values()) / max(1, len(homes)),
-            several=sum(n > 1 for n in homes.values()) / max(1, len(homes)),
+            copies=float(copies.sum() / max(1, len(held))),
+            several=float((copies > 1).sum() / max(1, len(held))),
             busy=computed / (end * len(self._replicas)),
+            loop=handled / (end * len(self._replicas)),
             **self._disk(),
         )
 
@@ -231,7 +235,8 @@ class _Simulation:
             self._clock.wait(float(given.at[i + 1]) - self._clock.now, self._arrive, i + 1)
         tenant, entry = int(given.tenant[i]), int(given.entry[i])
         if given.direct[i]:
-            entry = self._last.get(tenant, entry)
+            by_chance = self._cluster.routing == "random"
+            entry = self._last.get(tenant, entry if by_chance else int(self._homes[tenant]))
         call = Call(self._clock.now, tenant, given.tokens[i].tolist(), entry)
         if not self._replicas[entry].alive:
             if not self._balancer_knows:

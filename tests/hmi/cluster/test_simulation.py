@@ -49,6 +49,7 @@ def test_the_event_loop_is_a_queue_too() -> None:
     costs = replace(FREE, token_s=0.0, call_s=0.01)
     found = simulate(costs, ONE, Cluster(1), seconds=160.0, settle_s=2.0)
     assert mean_s(found) == pytest.approx(0.015, rel=0.05)
+    assert found.loop == pytest.approx(0.5, rel=0.05)
 
 
 def test_works_share_cores_alike() -> None:
@@ -140,12 +141,12 @@ def test_calls_go_where_the_servers_would_send_them() -> None:
     assert found.figures.spilled == 0
     assert found.copies == 1.0
     direct = simulate(Costs(), replace(load, direct=1.0), Cluster(10), seconds=60.0)
-    assert direct.figures.passed < found.figures.passed / 2  # a tenant's first call goes anywhere
+    assert direct.figures.passed == 0  # callers know the servers from before
     assert direct.figures.p50_s < found.figures.p50_s
 
 
 def test_a_tenant_of_many_calls_spills_to_further_servers() -> None:
-    load = Load(calls_s=600.0, tenants=10, zipf=8.0, domains=1, ngrams=1_000)
+    load = Load(calls_s=600.0, tenants=10, zipf=8.0, tokens=200.0, domains=1, ngrams=1_000)
     found = simulate(Costs(), load, Cluster(8), seconds=10.0)
     assert found.figures.spilled > 0.2
     assert found.several > 0
@@ -175,7 +176,7 @@ def test_a_zone_is_lost() -> None:
     assert spans[10.0].p99_s > 0.5  # who is asked to pass a call on must notice
     assert spans[10.0].module_bucket > 0.1 > 0.01 > spans[8.0].module_bucket
     assert spans[38.0].p99_s < 0.1
-    assert found.recovered_s(5.0, 2.0) == 2.0
+    assert found.recovered_s(10.0, 2.0) == 2.0
     assert found.recovered_s(2.0, 2.0) is None  # tenants of few calls come for minutes
 
 
