@@ -45,6 +45,9 @@ class Settings:
     node_url: str = ""
     """The address under which the bucket's other servers reach this one, such as `http://10.0.0.5:8080`.
     Empty: that of `host` and `port`."""
+    node_ca: Path | None = None
+    """A PEM file with the authorities of the other servers' certificates. Empty: those that this machine
+    trusts. A server shows others its own certificate, `tls_cert`."""
     host: str = "127.0.0.1"
     """The address to listen on. Before the server listens on any address other than loopback, it needs an
     administrator's key."""

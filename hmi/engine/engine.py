@@ -49,7 +49,7 @@ from hmi.engine.writing.pieces import Pieces
 from hmi.engine.writing.request import WriteRequest, WrittenPieces
 from hmi.engine.writing.right_of_way import RightOfWay
 from hmi.engine.writing.writers import Write, Writers
-from hmi.errors import DeadlineExceeded, Unavailable
+from hmi.errors import DeadlineExceeded, HmiError, Unavailable
 from hmi.metrics import Metrics
 from hmi.model.memory import usable_memory
 from hmi.stages.cascade.report import CascadeReport
@@ -173,6 +173,21 @@ class Engine:
         for stage in (self.exits, self._inside, self._planning):
             await asyncio.to_thread(stage.close if stage is not None else lambda: None)
         await asyncio.to_thread(self._loader.close)
+
+    def wait_s(self, tenant: str | None) -> float:
+        """Predicted seconds that a text of the tenant would wait; that all which wait take, for None."""
+        return self._queue.wait_s(tenant)
+
+    async def load(self, models: Sequence[ModelId]) -> int:
+        """Load models before their first texts come. Returns how many could be loaded."""
+        loaded = 0
+        for model in models:
+            with suppress(HmiError):
+                if not self._accepting:
+                    break
+                await self._loader.load_any(model)
+                loaded += 1
+        return loaded
 
     def forget(self, gone: DeletedParts) -> None:
         """Free the memory of what has been deleted, except what requests in flight use. For any thread."""

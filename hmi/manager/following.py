@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Final, Protocol
 
-from hmi.errors import Unavailable
+from hmi.errors import Conflict, Unavailable
 from hmi.manager.parts import HOUR_S, Parts
 from hmi.stores.failures import log_failure
 from hmi.stores.records.nodes import Primary
@@ -34,24 +34,49 @@ class Following:
 
     def __init__(self, parts: Parts, plots: SharedPlots) -> None:
         self._parts, self._plots, self._registry = parts, plots, parts.registry
-        self._ending = threading.Event()
+        self._ending, self._taking_over = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._told = self._erasures_at = self._collected_at = float("-inf")
-        self._led = False
+        self._led = self._runs_jobs = self._was_replaced = False
+        self._may_lead = parts.settings.role == "primary"
 
     def begin(self, url: str) -> bool:
         """Take the part that the settings say. Returns whether this is the primary.
 
         url: where other nodes reach this one. Raises Unavailable, Damaged.
         """
-        if self._parts.settings.role == "primary":
-            if not self._registry.leads():
-                self._plots.adopt_plots()  # it may take long or fail, while the other primary goes on
-            self._led = True
-            if self._registry.lead(url):
-                log.info("this server is the primary from now on")
-            self._plots.adopt_plots()
+        if self._may_lead:
+            self._lead(url)
+            self._runs_jobs = True
         return self._led
+
+    def take_over(self, url: str) -> bool:
+        """Become the primary while this server answers, from one that lives or is gone. Returns False if it
+        is the primary already.
+
+        Blocks, perhaps for long: it fetches PLOTs. Raises Conflict if another server has taken over from this
+        one since it started; Unavailable, Damaged.
+        """
+        with self._taking_over:
+            if self._runs_jobs:
+                return False
+            if self._was_replaced:
+                raise Conflict(
+                    "this server was the primary and was replaced, so it runs no more jobs: restart it first"
+                )
+            self._lead(url)
+            self._parts.runner.start()
+            self._runs_jobs = True
+            return True
+
+    def _lead(self, url: str) -> None:
+        if not self._registry.leads():
+            self._plots.adopt_plots()  # it may take long or fail, while the other primary goes on
+        self._may_lead = True
+        if self._registry.lead(url):
+            log.info("this server is the primary from now on")
+        self._led = True
+        self._plots.adopt_plots()
 
     def follow(self) -> None:
         """Follow other nodes from now on, and step down when another one takes over."""
@@ -62,12 +87,16 @@ class Following:
         """The primary, unless this node is it. Raises Unavailable for a replica if no other node is it."""
         if not self._registry.is_primary():
             return self._registry.primary()
-        if self._parts.settings.role == "replica":  # it may have been the primary before its restart
+        if not self._may_lead:  # it may have been the primary before its restart
             raise Unavailable(
                 "no server is the primary, and a replica manages nothing: start one with role=primary; calls "
                 "to infer are answered"
             )
         return None
+
+    def manages(self) -> bool:
+        """Return whether this server is the primary, as far as it knows."""
+        return self._may_lead and self._registry.is_primary()
 
     def end(self) -> None:
         """Follow no longer."""
@@ -98,7 +127,7 @@ class Following:
             self._parts.adapters.gc(self._parts.used_artefacts())
         # Whoever looked first: a transaction of this process or of another one may have caught up, too.
         if self._led and (primary := self.elsewhere()) is not None:
-            self._led = False
+            self._led, self._runs_jobs, self._was_replaced = False, False, True
             log.warning(
                 "%s is the primary now: this server runs no more jobs, and passes on calls", primary.url
             )

@@ -73,7 +73,8 @@ class Manager:
             runner = JobRunner(registry, settings, bodies=bodies, housekeeping=self._housekeeping)
             adapters = AdapterStore(layout.adapters, bucket=bucket)
             lowers = AdapterStore(layout.lowers, LOWER_CURE, bucket)
-            samples, self.root_files = Samples(layout.samples, bucket), RootFiles.of(settings, bucket)
+            samples = Samples(layout.samples, bucket)
+            self.root_files = RootFiles(layout, bucket, lambda: not registry.is_primary())
             self._undo = undo.pop_all()
         self.misses = MissRecorder(MissFiles(layout.misses))
         self.on_deleted: Callable[[DeletedParts], None] = lambda deleted: None

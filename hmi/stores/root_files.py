@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from hmi.config import Settings
 from hmi.errors import Damaged, Unavailable
 from hmi.model.checked import file_sha256
 from hmi.model.files import publish_folder, replace_folder
@@ -24,14 +24,12 @@ SHARDS, MEASURED = "shards", "shards/fidelity.json"
 class RootFiles:
     """The folders of roots' versions. Without a bucket they are those of the data folder. Thread-safe."""
 
-    def __init__(self, layout: Layout, bucket: Bucket | None = None, *, follows: bool = False) -> None:
-        """follows: fetch shards again when another node has made them again. The node that makes them must
-        not."""
+    def __init__(
+        self, layout: Layout, bucket: Bucket | None = None, follows: Callable[[], bool] = lambda: False
+    ) -> None:
+        """follows: whether to fetch shards again when another node has made them again. The node that makes
+        them must not."""
         self._layout, self._bucket, self._follows = layout, bucket, follows
-
-    @classmethod
-    def of(cls, settings: Settings, bucket: Bucket | None) -> RootFiles:
-        return cls(Layout(settings.data), bucket, follows=settings.role == "replica")
 
     def folder(self, name: str, version: str, *, lower: bool = True) -> Path:
         """Return the folder of a root's version. What it lacks is fetched first.
@@ -43,7 +41,7 @@ class RootFiles:
         if self._bucket is None:
             return folder
         whole = folder.is_dir() and (not lower or (folder / LOWER).is_file())
-        if not whole or self._follows:
+        if not whole or self._follows():
             try:
                 self._fetch(self._shared(self._bucket, name, version), folder, lower)
             except (Damaged, Unavailable) as error:
@@ -90,7 +88,7 @@ class RootFiles:
             if LOWER in wanted and not (folder / LOWER).is_file():
                 shared.fetch(folder, [LOWER])
             measured = folder / MEASURED
-            if self._follows and files.get(MEASURED) != (
+            if self._follows() and files.get(MEASURED) != (
                 file_sha256(measured) if measured.is_file() else None
             ):
                 self._fetch_shards(shared, folder, wanted)

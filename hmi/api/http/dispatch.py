@@ -23,10 +23,11 @@ from hmi.api.http.lifecycle import Stopping
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.plain import plain
-from hmi.api.http.request_body import parse_query, receive
+from hmi.api.http.request_body import parse_query, read_for_inference, receive
 from hmi.api.http.route import Route
 from hmi.api.http.services import SERVICES, Services
 from hmi.api.in_thread import off_loop
+from hmi.api.nodes.forward import FORWARDED
 from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.protocols.errors import MethodNotAllowed, headers_of, known, status_of
@@ -40,6 +41,8 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
 OBSERVED: web.RequestKey[Observed] = web.RequestKey("observed", Observed)
 ROUTE: web.RequestKey[Route] = web.RequestKey("route", Route)
+TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
+"""The tenant of a call that asks models, if servers share a bucket."""
 DIALECTS: web.AppKey[tuple[Dialect, ...]] = web.AppKey("dialects", tuple[Dialect, ...])
 """The protocols that the application serves."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -123,6 +126,10 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
     observed = request.get(OBSERVED)
     if observed is not None and observed.context.trace is not None:
         response.headers[TRACE_HEADER] = observed.context.trace.traceresponse
+    if isinstance(request, web.Request) and (tenant := request.get(TENANT)) is not None:
+        servers = request.app[SERVICES].servers
+        if servers is not None and FORWARDED in request.headers:
+            servers.note_wait(tenant, response.headers)
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     if isinstance(request, web.Request) and request.app[SERVICES].lifecycle.phase == "draining":
         # aiohttp chose the Connection header before this signal, so it is set here, too. The
@@ -144,9 +151,24 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
         places = services.intake.places.loan(holder, 1 if route.scope else 0)
         with places, services.intake.bodies.shares.loan(holder) as loan:
             try:
-                return await _run(route, call, request, loan)
+                answer = await _elsewhere(route, call, request, loan)
+                return answer or await _run(route, call, request, loan)
             finally:
                 services.intake.bodies.finished(loan)
+
+
+async def _elsewhere(
+    route: Route, call: RouteCall, request: web.Request, loan: Loan
+) -> web.StreamResponse | None:
+    """Let the tenant's own server answer a call that asks models. None: it is this one, or cannot be told."""
+    services, model = call.services, call.path.get("model", "")
+    tenant = call.caller.tenant or model.partition(".")[0]
+    if services.servers is None or not tenant or not (route.cancellable and route.scope == "infer"):
+        return None
+    with services.lifecycle.reading(request):
+        sent = await read_for_inference(request, services.intake, loan)
+    request[TENANT] = tenant
+    return await services.servers.answer(request, call.id, tenant, sent)
 
 
 async def _run(route: Route, call: RouteCall, request: web.Request, loan: Loan) -> web.StreamResponse:

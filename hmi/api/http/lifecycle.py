@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hmi.api.infer.inference import InferenceEngine
+from hmi.api.schemas.servers import Phase
 from hmi.core import now
 from hmi.engine.watch.in_flight import InFlight
 from hmi.errors import Unavailable
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-Phase = Literal["compiling", "starting", "serving", "draining"]
 
 
 class Stopping(Unavailable):
@@ -36,7 +35,8 @@ class Lifecycle:
 
     engine: InferenceEngine
     phase: Phase = "starting"
-    """It ends with starting, serving and draining, in this order. A server begins with compiling."""
+    """It ends with starting, serving and draining, in this order. A server begins with compiling. One that
+    leaves others is leaving before it drains: it answers, but is not ready, so that calls go elsewhere."""
     started: str = field(default_factory=now)
     """When this server started, in RFC 3339 UTC."""
     in_flight: InFlight = field(default_factory=InFlight)
@@ -55,7 +55,7 @@ class Lifecycle:
         if self.phase == "draining":
             self.refused += 1
             raise Stopping("the server is stopping: try again in a few seconds")
-        if self.phase != "serving":
+        if self.phase not in ("serving", "leaving"):
             raise self._not_yet()
 
     def check_ready(self) -> None:
@@ -65,7 +65,7 @@ class Lifecycle:
             raise self._not_yet()
         if self.phase == "serving" and self.engine.ready():
             return
-        kind = Stopping if self.phase == "draining" else Unavailable
+        kind = Stopping if self.phase in ("leaving", "draining") else Unavailable
         trouble = self.engine.trouble()
         why = (
             "" if trouble is None else f", but a part of the engine failed and is being restarted ({trouble})"

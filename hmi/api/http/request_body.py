@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -48,6 +48,10 @@ MEMBERS_AN_INPUT = 8
 """A body may hold this many members of JSON objects for each input that `max_inputs` allows, and 64 more."""
 VALUE_BYTES = 160
 """The most bytes of memory that one JSON value takes while it is parsed."""
+
+
+SENT: Final = "sent"
+"""The key of a request's body that has been read, and is to be parsed."""
 
 
 @dataclass
@@ -260,17 +264,31 @@ def _is_inference(route: Route) -> bool:
 def _limit(route: Route, settings: Settings) -> BodyLimit:
     """The limit on the JSON body: `max_body_bytes` for inference, else that of a multipart body's `spec`."""
     if _is_inference(route):
-        return BodyLimit(settings.max_body_bytes, "send fewer inputs in a request, or raise max_body_bytes")
+        return _limit_of_inference(settings)
     return BodyLimit(MAX_SPEC_BYTES, "send less in a request, and large data as files")
+
+
+def _limit_of_inference(settings: Settings) -> BodyLimit:
+    return BodyLimit(settings.max_body_bytes, "send fewer inputs in a request, or raise max_body_bytes")
 
 
 def _inflow(request: web.Request, intake: Intake, loan: Loan) -> Inflow:
     return Inflow(request, intake.settings.body_idle_s, partial(intake.bodies.rest, loan.holder))
 
 
+async def read_for_inference(request: web.Request, intake: Intake, loan: Loan) -> bytes:
+    """Read the body of a call to infer as it was sent, for another server, and keep it for `receive`. Raises
+    as `receive`."""
+    request[SENT] = sent = await _read(request, _limit_of_inference(intake.settings), intake, loan)
+    return sent
+
+
 async def _read(request: web.Request, limit: BodyLimit, intake: Intake, loan: Loan) -> bytes:
     """Read the body as it was sent. If its length is known, its memory is reserved before any of it is
     read."""
+    if (kept := request.get(SENT)) is not None:
+        sent: bytes = kept
+        return sent
     _check_size(request.content_length or 0, limit, loan)
     inflow = _inflow(request, intake, loan)
     await inflow.begin()

@@ -71,6 +71,8 @@ class Route:
     """The work is dropped when the client disconnects."""
     while_draining: bool = False
     """The call is answered while the server drains, too, and on guest connections."""
+    here: bool = False
+    """The call is about the server that it reaches, and is not passed on to another one."""
     etag: bool = False
     """The answer has an ETag. A client that already has this answer gets 304 without a body."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +97,7 @@ class Route:
     @property
     def manages(self) -> bool:
         """Whether the call manages. Of servers that share a bucket, only the primary answers it."""
-        return self.scope in ("manage", "admin")
+        return self.scope in ("manage", "admin") and not self.here
 
     @property
     def fields(self) -> tuple[str, ...]:

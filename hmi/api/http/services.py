@@ -13,10 +13,11 @@ from hmi.api.access.quotas import Quotas
 from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
-from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.infer.inference import Inference, InferenceEngine
+from hmi.api.nodes.forward import Forwarder
+from hmi.api.nodes.servers import Servers
 from hmi.api.views.minutes import Minutes
 from hmi.api.views.scrape import CachedMetrics
 from hmi.api.views.single_flight import SingleFlight
@@ -86,7 +87,9 @@ class Services:
     keyed: KeyedAnswers
     """The answers to requests with an Idempotency-Key."""
     forwarder: Forwarder
-    """Passes calls that manage to the primary, if this server is a replica."""
+    """Passes calls to other servers."""
+    servers: Servers | None = None
+    """The servers that share the bucket; None without one."""
 
 
 SERVICES: web.AppKey[Services]

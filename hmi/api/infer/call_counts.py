@@ -54,6 +54,11 @@ class CallCounter:
         found = self._models.get(model)
         return found if found is not None and found.version == version else VersionCalls(version)
 
+    def recent(self, since: float) -> list[ModelId]:
+        """The models that answered since then, a time in seconds since 1970: the latest first."""
+        found = list(self._models.items())
+        return [model for model, calls in reversed(found) if calls.last >= since]
+
     def models(self, tenant: str | None) -> list[ModelId]:
         """The models of a tenant that answered, or of all tenants, by name."""
         return sorted(model for model in list(self._models) if tenant in (None, model.tenant))

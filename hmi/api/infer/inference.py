@@ -55,6 +55,14 @@ class InferenceEngine(Protocol):
         `Engine.admitted`."""
         ...
 
+    def wait_s(self, tenant: str | None) -> float:
+        """Predicted seconds that a text of the tenant would wait; that all texts take, for None."""
+        ...
+
+    async def load(self, models: Sequence[ModelId]) -> int:
+        """Load models before their first texts come. Returns how many could be loaded."""
+        ...
+
     def forget(self, gone: DeletedParts) -> None:
         """Give back the memory of what has been deleted. May be called on any thread."""
         ...

@@ -4,9 +4,9 @@ Any server can answer any tenant. Calls of one tenant go to one server, so that 
 modules in memory. Only a tenant for which that server has too much waiting is answered by further ones, and
 always by the same.
 
-Thaler and Ravishankar 1998 rank servers by a hash of key and server: one that comes or goes moves only its own
-tenants. Mirrokni, Thorup and Zadimoghaddam 2018 bound loads by the mean of all servers. Here the bound is in
-seconds of waiting, since that is what callers feel, and since no server needs to know the loads of all others.
+Thaler and Ravishankar 1998 rank servers by a hash of key and server: one that comes or goes moves only its
+own tenants. Mirrokni, Thorup and Zadimoghaddam 2018 bound loads by the mean of all servers. Here the bound is
+in seconds of waiting: callers feel those, and no server needs to know the loads of all others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Final
 import xxhash
 
 FULL_S: Final = 0.25
-"""A server is full for a tenant while a text of that tenant would wait there for longer than this many seconds."""
+"""A server is full for a tenant while a text of that tenant would wait there for longer than this."""
 AWAY_S: Final = 5.0
 """A server that could not be reached is not asked for this many seconds."""
 
 
 def ranked(tenant: str, servers: Collection[str]) -> list[str]:
     """Return the servers, given by id, in the order in which they should answer a tenant."""
-    return sorted(servers, key=lambda one: (xxhash.xxh3_64_intdigest(f"{tenant}/{one}"), one), reverse=True)
+    return sorted(
+        servers, key=lambda one: (xxhash.xxh3_64_intdigest(f"{tenant}/{one}".encode()), one), reverse=True
+    )
 
 
 class Ring:

@@ -62,8 +62,11 @@ async def drain(services: Services) -> None:
 
     A second call does nothing.
     """
-    if services.lifecycle.phase == "draining":
+    if services.lifecycle.phase in ("leaving", "draining"):
         return
+    if services.servers is not None and services.lifecycle.phase == "serving":
+        services.lifecycle.phase = "leaving"
+        await services.servers.leave()
     services.lifecycle.phase = "draining"
     jobs = asyncio.create_task(asyncio.to_thread(services.manager.runner.stop))
     answered = await _wait_for_answers(services)
@@ -117,6 +120,8 @@ async def begin(services: Services, url: str = "") -> None:
     if following is not None:
         following.follow()
     services.monitoring.minutes.start()
+    if services.servers is not None:
+        await services.servers.enter(services.settings.node_url or url)
     services.lifecycle.periodic = asyncio.create_task(periodic.run(services))
     services.lifecycle.phase = "serving"
 

@@ -16,12 +16,13 @@ from hmi.api.body.memory_budget import Bodies
 from hmi.api.body.shares import Shares
 from hmi.api.body.uploads import Uploads
 from hmi.api.edge.capacity import most_connections
-from hmi.api.http.forward import Forwarder
 from hmi.api.http.idempotency import KeyedAnswers
 from hmi.api.http.lifecycle import Lifecycle
 from hmi.api.http.observed import job_spans
 from hmi.api.http.services import Access, Intake, Monitoring, Services
 from hmi.api.infer.inference import Inference, InferenceEngine
+from hmi.api.nodes.forward import Forwarder
+from hmi.api.nodes.servers import Servers
 from hmi.api.routes.table import INFER_PATHS
 from hmi.api.views.minutes import Minutes
 from hmi.api.views.scrape import CachedMetrics
@@ -89,11 +90,13 @@ def build_services(
     if tracer is not None:
         manager.runner.on_ended.append(job_spans(tracer))
     rates = Rates(TenantCache(registry).limits, settings.tenant_burst_s)
+    inference = Inference(engine, settings, rates=rates, answering=manager.runner.pacer)
+    forwarder = Forwarder(settings)
     return Services(
         settings=settings,
         manager=manager,
         engine=engine,
-        inference=Inference(engine, settings, rates=rates, answering=manager.runner.pacer),
+        inference=inference,
         access=Access(
             auth=Auth(registry, is_loopback(settings.host)),
             audit=Audit(AuditLog(Layout(settings.data).audit)),
@@ -115,7 +118,8 @@ def build_services(
         ),
         lifecycle=Lifecycle(engine),
         keyed=KeyedAnswers(registry),
-        forwarder=Forwarder(settings.body_idle_s),
+        forwarder=forwarder,
+        servers=None if manager.following is None else Servers(registry, inference, forwarder),
     )
 
 

@@ -62,6 +62,12 @@ class EngineAtStart:
         assert self._engine is not None, "start it first"
         return self._engine.admitted(wants)
 
+    def wait_s(self, tenant: str | None) -> float:
+        return 0.0 if self._engine is None else self._engine.wait_s(tenant)
+
+    async def load(self, models: Sequence[ModelId]) -> int:
+        return 0 if self._engine is None else await self._engine.load(models)
+
     def forget(self, gone: DeletedParts) -> None:
         if self._engine is not None:
             self._engine.forget(gone)

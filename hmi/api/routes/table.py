@@ -21,6 +21,7 @@ from hmi.api.handlers import (
     overview,
     page,
     roots,
+    servers,
     tenants,
 )
 from hmi.api.handlers.protocols import hub, infer, ollama, tei, write
@@ -49,6 +50,7 @@ from hmi.api.schemas.domains import (
 from hmi.api.schemas.generate import GenerateAnswer, GenerateBody
 from hmi.api.schemas.overview import OverviewQuery, OverviewView, StatsView
 from hmi.api.schemas.roots import ChangeRoot, ImportRoot, RootList, ShardRoot
+from hmi.api.schemas.servers import Loaded, LoadModels, ModelNames, ServerList, ServerView
 from hmi.api.schemas.shared import Health, JobAccepted, JobList, JobQuery, JobView, NoBody
 from hmi.api.schemas.tenants import (
     ChangeTenant,
@@ -111,6 +113,54 @@ AUDIT = (
     ),
 )
 
+
+SERVERS = (
+    Route(
+        "GET",
+        "/manage/servers",
+        servers.list_servers,
+        "List the servers that share the bucket.",
+        ServerList,
+        "manage",
+        here=True,
+    ),
+    Route(
+        "GET",
+        "/manage/server",
+        servers.show_server,
+        "How this server stands.",
+        ServerView,
+        "manage",
+        here=True,
+    ),
+    Route(
+        "POST",
+        "/manage/server/lead",
+        servers.lead,
+        "Make this server the primary.",
+        ServerView,
+        "admin",
+        here=True,
+        kinds=("conflict",),
+    ),
+    Route(
+        "GET",
+        "/server/models",
+        servers.recent_models,
+        "For other servers: the models that answered lately, the latest first.",
+        ModelNames,
+        kinds=("forbidden",),
+    ),
+    Route(
+        "POST",
+        "/server/models",
+        servers.load_models,
+        "For other servers: load models that this one answers from now on.",
+        Loaded,
+        body=LoadModels,
+        kinds=("forbidden",),
+    ),
+)
 
 CORPUS = {"corpus": True}
 TENANT, KEYS = "/manage/tenants/{tenant}", "/manage/tenants/{tenant}/keys"
@@ -446,6 +496,7 @@ ROUTES: tuple[Route, ...] = (
     *JOBS,
     *BACKUPS,
     *AUDIT,
+    *SERVERS,
     *INFERENCE,
     *OPENAI_ROUTES,
     *tei.ROUTES,

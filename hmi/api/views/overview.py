@@ -60,9 +60,9 @@ def overview(
         ready=server.ready,
         started=server.started,
         counts=counts,
-        since_start=_since_start(reading, caller.tenant),
+        since_start=since_start(reading, caller.tenant),
         queue=_queue(reading) if whole else None,
-        pool=_pool(reading, server.pool_limit_bytes) if whole else None,
+        pool=pool_view(reading, server.pool_limit_bytes) if whole else None,
         memory_bytes=memory_by_tier() if whole else None,
         jobs=jobs,
         plot_lookups=dict(reading.orders) if whole else None,
@@ -128,7 +128,8 @@ def _tenant(name: str, stretches: Sequence[Stretch]) -> TenantUseView:
     return TenantUseView(**_fields(together), tenant=name, texts_by_point=texts)
 
 
-def _since_start(reading: MetricsReading, tenant: str | None) -> UseView:
+def since_start(reading: MetricsReading, tenant: str | None) -> UseView:
+    """The amounts that were answered, for one tenant or for all."""
     of = reading.tenants.values() if tenant is None else [reading.tenants.get(tenant, {})]
     return UseView(**_fields(total(MinuteStats(*figures_of(fields)) for fields in of)))
 
@@ -148,5 +149,6 @@ def _queue(reading: MetricsReading) -> QueueView:
     return QueueView(texts=reading.queue_texts, tokens=reading.queue_tokens, oldest_ms=oldest_ms)
 
 
-def _pool(reading: MetricsReading, limit_bytes: int) -> PoolView | None:
+def pool_view(reading: MetricsReading, limit_bytes: int) -> PoolView | None:
+    """The modules in memory; None before the engine has a pool."""
     return None if reading.pool is None else PoolView(**vars(reading.pool), limit_bytes=limit_bytes)

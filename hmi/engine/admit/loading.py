@@ -129,6 +129,14 @@ class ModelLoader:
         alive = await in_thread(self._module_threads, lambda: self._is_alive(model, version))
         return WritingBundle(model, version, writer, reader) if alive else None
 
+    async def load_any(self, model: ModelId) -> None:
+        """Load what is missing of a model of any task. Raises as `load` and `load_writing`."""
+        record = await in_thread(self._module_threads, lambda: self._bundles.record(model))
+        if record.live.task == "generation":
+            await self.load_writing(model)
+        else:
+            await self.load(model, exact=False)
+
     def has(self, model: ModelId, version: ModelVersion) -> bool:
         """Return whether the model is there and still has this version, as far as can be read."""
         with suppress(HmiError):

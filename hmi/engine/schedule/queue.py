@@ -59,7 +59,7 @@ class BatchQueue:
         weight_of: gives a tenant's weight, and is asked at each `put`. price: gives the price of an item's
         windows that wait, for its group; None: it is an ordinary text. limits: of groups.
         """
-        self._room = WaitingBudget(capacity_tokens, "tokens", self._wait_s)
+        self._room = WaitingBudget(capacity_tokens, "tokens", self.wait_s)
         self._pace, self._weight_of = pace, weight_of
         self._longest_s, self._streams = longest_s, streams
         self._turns = Turns()
@@ -88,6 +88,13 @@ class BatchQueue:
         """
         self._room.check(wanted)
         self._check_wait(wanted)
+
+    def wait_s(self, tenant: str | None) -> float:
+        """Predicted seconds until what waits has run: everything, or one tenant's texts at equal shares."""
+        all_s = self._seconds(self._waiting.work)
+        if tenant is None:
+            return all_s
+        return min(all_s, self._seconds(self._waiting.work_of(tenant)) * len(self._waiting.tenants))
 
     def put(self, items: Sequence[Item]) -> None:
         """Queue all of `items`, or none and raise as `check`."""
@@ -348,13 +355,6 @@ class BatchQueue:
     def _waits_s(self, kind: Kind) -> float:
         """Predicted seconds of all streams for what waits of a kind."""
         return self._pace.seconds(kind[0], self._waiting.work_in(kind)) / self._streams
-
-    def _wait_s(self, tenant: str | None) -> float:
-        """Predicted seconds until what waits has run: everything, or one tenant's texts at equal shares."""
-        all_s = self._seconds(self._waiting.work)
-        if tenant is None:
-            return all_s
-        return min(all_s, self._seconds(self._waiting.work_of(tenant)) * len(self._waiting.tenants))
 
 
 def _with_top_value(group: Group) -> Group:

@@ -80,7 +80,7 @@ class JobContext:
 
     @cached_property
     def roots(self) -> RootFiles:
-        return RootFiles.of(self.settings, self.bucket)
+        return RootFiles(self.layout, self.bucket, lambda: not self.registry.is_primary())
 
     @cached_property
     def adapters(self) -> AdapterStore:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from hmi.errors import Conflict, Damaged, HmiError, InvalidInput, Unavailable
 from hmi.stores.journal.format import Entry, Head
 from hmi.stores.journal.journal import Gone, Journal, Missing
-from hmi.stores.records.nodes import NODE, PRIMARY, new_node, not_primary, primary_in
+from hmi.stores.records.nodes import NODE, PRIMARY, is_own, new_node, not_primary, primary_in
 from hmi.stores.records.sealed import RegistryTxn, records
 from hmi.stores.records.table import KEY_USED
 from plot_store.database.database import Database
@@ -141,7 +141,8 @@ class Journaled:
             result = body(txn)
             changes = {key: value for key, value in txn.changes.items() if not key.startswith(LOCAL)}
             if changes:
-                if primary is not None and primary.node.encode() != node and PRIMARY not in changes:
+                theirs = primary is not None and primary.node.encode() != node and PRIMARY not in changes
+                if theirs and not all(is_own(txn, key) for key in changes):
                     raise not_primary()
                 entry = Entry(head.at + 1, secrets.token_hex(16), head.by, _texts(changes))
                 sent[entry.by] = result

@@ -1,4 +1,4 @@
-"""The records that say which node of a shared registry may change it."""
+"""The records that say which nodes share a registry: which one may change it, and which ones answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from hmi.stores.records.sealed import RegistryTxn
 NODE: Final = "node"
 """The key of the record with the random id of this data folder. Other nodes do not get it."""
 PRIMARY: Final = "primary"
+SERVER: Final = "server/"  # + the id of a node whose server answers calls to infer
+SECRET: Final = "serverkey"
+"""The key of the record with what servers show each other: a random text. The first primary makes it."""
 
 
 class Primary(Record):
@@ -20,6 +23,13 @@ class Primary(Record):
     node: str
     url: str
     """The address under which the others reach it."""
+
+
+class Server(Record):
+    """A node whose server answers calls to infer that other servers pass on."""
+
+    node: str
+    url: str
 
 
 def new_node(txn: RegistryTxn) -> None:
@@ -62,4 +72,26 @@ def lead(txn: RegistryTxn, url: str) -> bool:
     before, after = primary_in(txn), Primary(node=node.decode(), url=url)
     if before != after:
         txn.put(PRIMARY, after.model_dump_json().encode())
+    if txn.get(SECRET) is None:
+        txn.put(SECRET, secrets.token_urlsafe(32).encode())
     return before is None or before.node != after.node
+
+
+def servers_in(txn: RegistryTxn) -> list[Server]:
+    """The servers that answer calls to infer, by the ids of their nodes."""
+    return [Server.model_validate_json(body) for _, body in txn.items(SERVER)]
+
+
+def enter(txn: RegistryTxn, url: str) -> None:
+    """Let this node answer calls that other servers pass on, under this address."""
+    node = txn.get(NODE)
+    assert node is not None, "a registry that is shared has the id of its node"
+    record = Server(node=node.decode(), url=url).model_dump_json().encode()
+    if txn.get(SERVER + node.decode()) != record:
+        txn.put(SERVER + node.decode(), record)
+
+
+def is_own(txn: RegistryTxn, key: str) -> bool:
+    """Return whether a record is this node's own, which it may change while another node is the primary."""
+    node = txn.get(NODE)
+    return node is not None and key == SERVER + node.decode()

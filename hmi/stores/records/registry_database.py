@@ -71,6 +71,11 @@ class RegistryDatabase:
         except PlotStoreError as error:
             raise _as_ours(error) from error
 
+    def position(self) -> int:
+        """The number of the journal's last change that this database has; 0 if the records are not shared."""
+        found = self._database.read(position_of)
+        return 0 if found is None else found.at
+
     def leave_journal(self) -> None:
         """Forget the journal that the records followed: they are this data folder's own from now on."""
         try:

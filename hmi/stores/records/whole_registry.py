@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import job_table, model_table, nodes
-from hmi.stores.records.nodes import Primary
+from hmi.stores.records.nodes import NODE, SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import MODEL, ROOT, RecordTable
@@ -57,6 +57,32 @@ class WholeRegistry:
         """Return whether this node may change the registry, beyond doubt. Raises Unavailable, Damaged."""
         self.catch_up()
         return self.is_primary()
+
+    def position(self) -> int:
+        """How far this node has followed the others: grows with each change that it makes or takes over."""
+        return self._database.position()
+
+    def node(self) -> str:
+        """The id of this node; "" if the registry is not shared."""
+        found = self._database.read(lambda txn: txn.get(NODE))
+        return "" if found is None else found.decode()
+
+    def secret(self) -> str:
+        """What servers that share this registry show each other; "" if no node has been the primary."""
+        found = self._database.read(lambda txn: txn.get(SECRET))
+        return "" if found is None else found.decode()
+
+    def servers(self) -> list[Server]:
+        """The servers that answer calls to infer for each other."""
+        return self._database.read(nodes.servers_in)
+
+    def enter(self, url: str) -> None:
+        """Answer calls to infer that other servers pass on, under this address. Raises Unavailable."""
+        self._database.write(lambda txn: nodes.enter(txn, url))
+
+    def leave(self, node: str) -> None:
+        """Let a node get no more calls of others: this one, or at the primary any. Raises Unavailable."""
+        self._database.write(lambda txn: txn.delete(SERVER + node))
 
     def leave_journal(self) -> None:
         """Make a copy of a shared registry one of its own."""

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from hmi.api.http.forward import Forwarder
+from hmi.api.nodes.forward import Forwarder
+from hmi.config import Settings
 from hmi.errors import HmiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,7 +34,7 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
 @asynccontextmanager
 async def replica(primary: Handler) -> AsyncIterator[int]:
     """The port of a server that passes everything on to `primary`, and answers its own errors by kind."""
-    forwarder = Forwarder(idle_s=1.0)
+    forwarder = Forwarder(Settings(body_idle_s=1))
     async with serving(primary) as there:
 
         async def pass_on(request: web.Request) -> web.StreamResponse:

@@ -343,6 +343,7 @@ def test_a_root_that_one_node_imported_another_loads(primary: Manager, replica: 
 
 
 def test_shards_follow(primary: Manager, tmp_path: Path) -> None:
+    primary.registry.lead("http://primary")
     before = replica_of(primary, tmp_path / "before")
     early = before.root_files.folder(*where(before), lower=False)
     assert attempt(primary, primary.root_shards.make("tiny"), shard_root.run)
@@ -362,11 +363,11 @@ def test_shards_follow(primary: Manager, tmp_path: Path) -> None:
 
 def test_a_root_is_used_as_it_is_while_the_bucket_does_not_answer(primary: Manager, tmp_path: Path) -> None:
     place = Shared(primary.settings.bucket)
-    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=True)
+    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=lambda: True)
     with pytest.raises(Unavailable):
         files.folder(*where(primary))
     folder = RootFiles(Layout(tmp_path), place.node()).folder(*where(primary), lower=False)
-    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=True)
+    files = RootFiles(Layout(tmp_path), place.node(1, "before"), follows=lambda: True)
     assert files.folder(*where(primary), lower=False) == folder
     with pytest.raises(Unavailable):
         RootFiles(Layout(tmp_path), place.node(1, "before")).folder(*where(primary))

@@ -1,11 +1,12 @@
-"""Passes a request to the primary: a replica answers no call that manages."""
+"""Passes requests to other servers that share the bucket, and their answers back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -13,6 +14,7 @@ from yarl import URL
 
 from hmi.api.access.auth import is_loopback
 from hmi.api.body.body_stream import Inflow
+from hmi.config import Settings
 from hmi.errors import HmiError, Unavailable
 
 if TYPE_CHECKING:
@@ -33,38 +35,23 @@ _OF_CONNECTION: Final = frozenset(
 class Forwarder:
     """Passes requests on, with their bodies as they come, and the answers back. Used on the event loop."""
 
-    def __init__(self, idle_s: float) -> None:
-        """idle_s: a body that pauses for longer is refused."""
-        self._idle_s = idle_s
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._session: ClientSession | None = None
 
     async def pass_on(self, request: web.Request, request_id: str, to: str) -> web.StreamResponse:
-        """Let the node at the URL `to` answer. Raises Unavailable if it cannot be reached, and Malformed as
+        """Let the primary at the URL `to` answer. Raises Unavailable if it cannot be reached, and as
         `Inflow`."""
         import aiohttp
 
         if FORWARDED in request.headers:
             raise Unavailable("the primary has just changed: try again in a few seconds")
-        headers = _kept(request.headers)
-        headers[FORWARDED], headers["X-Request-Id"] = "1", request_id
-        # Without a key, the primary trusts programs on its machine. It must see whether the caller is one.
-        headers["Host"] = request.host
-        if not is_loopback(request.remote or ""):
-            before = request.headers.getall("X-Forwarded-For", [])
-            headers["X-Forwarded-For"] = ", ".join([*before, request.remote or "unknown"])
-        inflow = Inflow(request, self._idle_s, lambda _: asyncio.sleep(0))
+        inflow = Inflow(request, self._settings.body_idle_s, lambda _: asyncio.sleep(0))
         unread: list[HmiError] = []
-        # A request's target may be a whole URL of the caller's choice: only its path and query count.
-        url = URL(f"{URL(to).origin()}{request.rel_url.raw_path_qs}", encoded=True)
+        body = _body(inflow, unread) if request.can_read_body else None
         try:
-            async with self._client().request(
-                request.method,
-                url,
-                headers=headers,
-                data=_body(inflow, unread) if request.can_read_body else None,
-                allow_redirects=False,
-            ) as answer:
-                return await _passed_back(request, answer)
+            async with await self.ask(request, request_id, to, body) as answer:
+                return await passed_back(request, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             if unread:
                 raise unread[0] from error
@@ -73,25 +60,62 @@ class Forwarder:
                 "again; calls to infer are answered"
             ) from error
 
+    async def ask(
+        self,
+        request: web.Request,
+        request_id: str,
+        to: str,
+        body: bytes | AsyncIterator[bytes] | None,
+        more: Mapping[str, str] = {},
+    ) -> ClientResponse:
+        """Send a request to the server at the URL `to`, and return its answer, of which the body is not read.
+
+        more: further headers. The caller closes the answer. Raises aiohttp's ClientError, and TimeoutError.
+        """
+        headers = _kept(request.headers)
+        headers[FORWARDED], headers["X-Request-Id"] = "1", request_id
+        # Without a key, a server trusts programs on its machine. It must see whether the caller is one.
+        headers["Host"] = request.host
+        if not is_loopback(request.remote or ""):
+            before = request.headers.getall("X-Forwarded-For", [])
+            headers["X-Forwarded-For"] = ", ".join([*before, request.remote or "unknown"])
+        headers.update(more)
+        # A request's target may be a whole URL of the caller's choice: only its path and query count.
+        url = URL(f"{URL(to).origin()}{request.rel_url.raw_path_qs}", encoded=True)
+        return await self.client().request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        )
+
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    def _client(self) -> ClientSession:
+    def client(self) -> ClientSession:
+        """The client by which this server speaks to others."""
         import aiohttp
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # aiohttp's limit would let one caller's slow calls hold up all others'. The listeners of both
                 # servers limit connections.
-                connector=aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket),
+                connector=aiohttp.TCPConnector(
+                    limit=0, socket_factory=_watched_socket, ssl=_trusted(self._settings)
+                ),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _trusted(settings: Settings) -> ssl.SSLContext:
+    """What TLS connections to other servers need: their authorities, and the certificate of this server."""
+    context = ssl.create_default_context(cafile=settings.node_ca)
+    if settings.tls_cert is not None:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context
 
 
 def _watched_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -117,7 +141,11 @@ async def _body(inflow: Inflow, unread: list[HmiError]) -> AsyncIterator[bytes]:
         raise
 
 
-async def _passed_back(request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+async def passed_back(request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+    """Answer a request with another server's answer, as it comes.
+
+    Raises ConnectionResetError if that breaks off.
+    """
     import aiohttp
 
     found = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_kept(answer.headers))
@@ -127,10 +155,10 @@ async def _passed_back(request: web.Request, answer: ClientResponse) -> web.Stre
             await found.write(chunk)
     except aiohttp.ClientError as error:
         # The client has the beginning of an answer. An error's answer would be read as a part of it.
-        log.warning("the primary broke off an answer (%s), so the client's connection is closed", error)
+        log.warning("another server broke off an answer (%s), so the client's connection is closed", error)
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the primary broke off its answer") from error
+        raise ConnectionResetError("the other server broke off its answer") from error
     await found.write_eof()
     return found
 

@@ -1,0 +1,287 @@
+"""One server among those that share a bucket: which one answers a tenant, and what happens when one comes or
+goes.
+
+Every server can answer every call. So a server that another one cannot reach costs time, and no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from hmi.api.infer.inference import Inference
+from hmi.api.nodes.forward import FORWARDED, Forwarder, passed_back
+from hmi.api.nodes.ring import Ring, ranked
+from hmi.core import ModelId
+from hmi.errors import Forbidden, HmiError, Unavailable
+from hmi.manager.following import LOOK_S
+from hmi.stores.failures import log_failure
+from hmi.stores.records.registry import Registry
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, web
+else:
+    from hmi.api.lazy_import import web
+
+log = logging.getLogger("hmi.api")
+KEY: Final = "X-HMI-Server-Key"
+"""The header by which a server knows another one: the registry's secret, which every server has."""
+WAITS: Final = "X-HMI-Wait-Seconds"
+"""The header of an answer to another server: how long a text of the tenant would wait."""
+AT: Final = "X-HMI-Position"
+"""The header with how far a server has followed the journal. The other one does not answer from less, so that
+nobody sees an older version after a newer one."""
+RECENT_S: Final = 3600.0
+"""Models that answered within this many seconds are loaded by the server that answers them next."""
+COMING_S: Final = 20.0
+"""Longest time that a server takes to load what it will answer, before calls are passed to it."""
+LEAVING_S: Final = 8.0
+"""Longest time that a server takes to let others load what it answered."""
+SEEN_S: Final = 3 * LOOK_S
+"""Time after which all others have seen that a server left."""
+HUNG_S: Final = 2.0
+"""A server that has not begun to answer after this many seconds is asked whether it lives."""
+LOOK_ROUND_S: Final = 5.0
+"""Interval at which the primary looks whether the others live, and each server whether it is listed."""
+GONE_S: Final = 30.0
+"""A server that has not been reached for this many seconds is taken off the list. It may enter again."""
+MOST_MODELS: Final = 10_000
+
+
+class Servers:
+    """The servers that answer for each other. Used on the event loop."""
+
+    def __init__(self, registry: Registry, inference: Inference, forwarder: Forwarder) -> None:
+        self._registry, self._inference, self._forwarder = registry, inference, forwarder
+        self.me = registry.node()
+        self.url = self._secret = ""
+        """`url`: where others reach this server."""
+        self._ring = Ring(self.me)
+        self._generation = -1
+        self._position = self._heard_at = 0
+        self._gone_since: dict[str, float] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self.passed = self.answered = 0
+        """Calls that another server answered; and those that were answered for another server."""
+
+    # Calls
+
+    def check_key(self, request: web.BaseRequest) -> None:
+        """Raise Forbidden unless another server sent the request."""
+        self._refresh()
+        if not self._is_from_server(request):
+            raise Forbidden("this call is for servers that share a bucket: it needs their key")
+
+    async def answer(
+        self, request: web.Request, request_id: str, tenant: str, body: bytes
+    ) -> web.StreamResponse | None:
+        """Let another server answer a call, if it should. None: this one is to answer it.
+
+        body: the request's body, which has been read.
+        """
+        self._refresh()
+        if FORWARDED in request.headers:
+            self.answered += 1
+            if self._is_from_server(request):
+                await self._reach(int(request.headers.get(AT, 0)))
+            return None
+        server = self._ring.choose(tenant, self._inference.engine.wait_s(tenant), time.monotonic())
+        if server != self.me:
+            answer = await self._ask(server, request, request_id, body)
+            if answer is not None:
+                self._hear(server, tenant, answer.headers)
+                async with answer:
+                    if answer.status != 503:
+                        self.passed += 1
+                        return await passed_back(request, answer)
+        with suppress(Unavailable):  # the bucket is away: what this server has is answered
+            await self._reach(self._heard_at)
+        return None
+
+    def note_wait(self, tenant: str, headers: Any) -> None:
+        """Tell the server that passed on a call of this tenant how this one stands."""
+        headers[WAITS] = f"{self._inference.engine.wait_s(tenant):.3f}"
+        headers[AT] = str(self._position)
+
+    def _is_from_server(self, request: web.BaseRequest) -> bool:
+        given = request.headers.get(KEY, "").encode(errors="replace")
+        return bool(self._secret) and hmac.compare_digest(given, self._secret.encode())
+
+    def _refresh(self) -> None:
+        """Take the servers from the registry, if it has changed."""
+        generation = self._registry.generation()
+        if generation != self._generation:
+            self._generation, self._position = generation, self._registry.position()
+            self._secret = self._registry.secret()
+            self._ring.set({server.node: server.url for server in self._registry.servers()})
+
+    async def _reach(self, position: int) -> None:
+        """Follow the journal at least to a position. Raises Unavailable."""
+        if position > self._position:
+            await asyncio.to_thread(self._registry.catch_up)
+            self._refresh()
+
+    def _hear(self, server: str, tenant: str, headers: Mapping[str, str]) -> None:
+        with suppress(ValueError):
+            self._ring.heard(server, tenant, float(headers.get(WAITS, 0)), time.monotonic())
+            self._heard_at = max(self._heard_at, int(headers.get(AT, 0)))
+
+    async def _ask(
+        self, server: str, request: web.Request, request_id: str, body: bytes
+    ) -> ClientResponse | None:
+        """The head of another server's answer; None if it gives none."""
+        import aiohttp
+
+        url, more = self._ring.servers[server], {AT: str(self._position), KEY: self._secret}
+        asking = asyncio.ensure_future(self._forwarder.ask(request, request_id, url, body, more))
+        try:
+            while not (await asyncio.wait([asking], timeout=HUNG_S))[0]:
+                if not await self._lives(url):
+                    raise TimeoutError
+            return await asking
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.warning(
+                "%s does not answer (%s): its tenants are answered elsewhere", url, type(error).__name__
+            )
+            self._ring.failed(server, time.monotonic())
+            return None
+        finally:
+            asking.cancel()
+
+    async def _lives(self, url: str) -> bool:
+        import aiohttp
+
+        try:
+            limit = aiohttp.ClientTimeout(total=HUNG_S)
+            async with self._forwarder.client().get(f"{url}/healthz", timeout=limit) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    # What operators see
+
+    def urls(self) -> dict[str, str]:
+        """The URLs of the servers that answer, by id."""
+        self._refresh()
+        return dict(self._ring.servers)
+
+    async def ask_for_view(self, url: str, request: web.BaseRequest) -> Any:
+        """What another server says of itself to the caller of `request`; None if it says nothing."""
+        given = request.headers.get("Authorization")
+        return await self._between(
+            "GET", f"{url}/manage/server", headers={} if given is None else {"Authorization": given}
+        )
+
+    # Coming and going
+
+    async def enter(self, url: str) -> None:
+        """Load what this server is about to answer, and let others pass calls on to it.
+
+        url: where they reach it.
+        """
+        self.url = url
+        self._refresh()
+        others = {node: at for node, at in self._ring.servers.items() if node != self.me}
+        everybody = [*others, self.me]
+        try:
+            async with asyncio.timeout(COMING_S):
+                found = await asyncio.gather(*(self._models_of(at) for at in others.values()))
+                mine = [model for models in found for model in models if _is_first(self.me, model, everybody)]
+                await self._inference.engine.load(mine[:MOST_MODELS])
+        except TimeoutError:
+            log.info("calls come before all models are loaded that this server answers from now on")
+        await self._enter()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def leave(self) -> None:
+        """Let others load what this server answered, and get no more of their calls."""
+        if self._watching is None:
+            return
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+        self._refresh()
+        others = {node: at for node, at in self._ring.servers.items() if node != self.me}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING_S):
+                await self._hand_over(others)
+        try:
+            await asyncio.to_thread(self._registry.leave, self.me)
+        except HmiError as error:
+            log_failure(log, "this server stays listed, and others will find it gone", error)
+        if others:
+            await asyncio.sleep(SEEN_S)
+
+    def recent(self) -> list[ModelId]:
+        """The models that this server answered lately, the latest first."""
+        return self._inference.tally.recent(time.time() - RECENT_S)[:MOST_MODELS]
+
+    async def _hand_over(self, others: Mapping[str, str]) -> None:
+        """Let each of the others load the models that it answers next."""
+        models: dict[str, list[str]] = {}
+        for model in self.recent() if others else ():
+            models.setdefault(ranked(model.tenant, list(others))[0], []).append(str(model))
+        await asyncio.gather(*(self._let_load(others[node], names) for node, names in models.items()))
+
+    async def _let_load(self, url: str, models: Sequence[str]) -> None:
+        await self._between("POST", f"{url}/server/models", {"models": models})
+
+    async def _models_of(self, url: str) -> list[ModelId]:
+        found = await self._between("GET", f"{url}/server/models")
+        return [ModelId.parse(model) for model in (found or {}).get("models", [])]
+
+    async def _between(
+        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        """The answer to a call of one server to another; None if there is none. headers: in place of KEY."""
+        import aiohttp
+
+        given = {KEY: self._secret} if headers is None else headers
+        limit = aiohttp.ClientTimeout(total=COMING_S)
+        try:
+            async with self._forwarder.client().request(
+                method, url, json=body, headers=given, timeout=limit
+            ) as answer:
+                return await answer.json() if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            log.warning("%s did not answer (%s)", url, type(error).__name__)
+            return None
+
+    async def _enter(self) -> None:
+        try:
+            await asyncio.to_thread(self._registry.enter, self.url)
+        except HmiError as error:
+            log_failure(log, "this server could not be listed; it tries again", error)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_ROUND_S)
+            try:
+                self._refresh()
+                if self._ring.servers.get(self.me) != self.url:
+                    await self._enter()
+                if self._registry.is_primary():
+                    await self._remove_gone()
+            except HmiError as error:
+                log_failure(log, "the other servers could not be looked at; the next look follows", error)
+
+    async def _remove_gone(self) -> None:
+        others = {node: url for node, url in self._ring.servers.items() if node != self.me}
+        alive = await asyncio.gather(*(self._lives(url) for url in others.values()))
+        at, before = time.monotonic(), self._gone_since
+        self._gone_since = {
+            node: before.get(node, at) for node, lives in zip(others, alive, strict=True) if not lives
+        }
+        for node, since in self._gone_since.items():
+            if at - since >= GONE_S:
+                log.warning("%s has not answered for %d s, and is taken off the list", others[node], GONE_S)
+                await asyncio.to_thread(self._registry.leave, node)
+
+
+def _is_first(server: str, model: ModelId, servers: Iterable[str]) -> bool:
+    return ranked(model.tenant, list(servers))[0] == server
