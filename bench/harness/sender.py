@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class SentRequests:
-    """The requests of a command: every target (a path, a key, a header) with every body. An empty body: a GET."""
+    """The requests of a command: each target (path, key, header) with each body. An empty body: a GET."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         self._targets: list[dict[str, str]] = command["targets"]

@@ -32,10 +32,11 @@ def cluster(
 ) -> Rows:
     """HMI beside Ray Serve. --data names a folder that keeps HMI's tenants for later runs.
 
-    The peer's packages: ray[serve], onnxruntime, onnx, torch, transformers, safetensors, xxhash. It writes 23 MB
-    for each tenant to a temporary folder.
+    The peer's packages: ray[serve], onnxruntime, onnx, torch, transformers, safetensors, xxhash. It writes
+    23 MB for each tenant to a temporary folder.
     """
-    from bench.cases.cluster.run import ClusterPlan, run
+    from bench.cases.cluster.beside import ClusterPlan
+    from bench.cases.cluster.run import run
 
     plan = ClusterPlan(4, 1, 1.0) if quick else ClusterPlan(tenants, pairs, seconds)
     return run(plan, peer_python, only, session.data, notes.print)

@@ -1,8 +1,8 @@
-"""Ray Serve as a process of its own: dedicated models, adapters of one model, an echo, or a router to HMI.
+"""Ray Serve as a process of its own: dedicated models, adapters of one model, or a router to HMI.
 
 `python ray_app.py MODE --port 9001 …` runs a Ray cluster of this machine and one application. It needs
-ray[serve], onnxruntime, tokenizers and safetensors, and nothing of HMI; `write` also needs torch, transformers
-and onnx. `POST / {"inputs": text}` with the header `serve_multiplexed_model_id: TENANT` answers
+ray[serve], onnxruntime, tokenizers, safetensors and xxhash, and nothing of HMI; `write` also needs torch,
+transformers and onnx. `POST / {"inputs": text}` with the header `serve_multiplexed_model_id: TENANT` answers
 `{"label", "scores"}`.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
@@ -61,7 +62,12 @@ def write(folder: Path, source: Path, tenants: int) -> None:
     for name, given in (("whole", (two, two)), ("adapted", (two, two, *adapter))):
         names, plain = list(NAMES)[: len(given)], folder / f"{name}.onnx"
         axes = {k: NAMES[k] for k in names}
-        how = {"input_names": names, "dynamic_axes": axes, "opset_version": OPSET, "dynamo": False}
+        how: dict[str, Any] = {
+            "input_names": names,
+            "dynamic_axes": axes,
+            "opset_version": OPSET,
+            "dynamo": False,
+        }
         with torch.inference_mode():
             torch.onnx.export(graph, given, str(plain), **how)
         small = folder / f"{name}-small.onnx"
@@ -79,8 +85,7 @@ def write(folder: Path, source: Path, tenants: int) -> None:
 
 def session(model: Path, optimised: Path | None = None) -> Any:
     """Open a model that `write` has optimised; or write it to `optimised`. One thread."""
-    import onnxruntime
-
+    onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -94,8 +99,9 @@ def session(model: Path, optimised: Path | None = None) -> Any:
 def texts(given: argparse.Namespace) -> Any:
     """Return the application that classifies texts, each by its tenant's model."""
     import numpy as np
-    from ray import serve
     from starlette.responses import Response
+
+    serve: Any = importlib.import_module("ray.serve")
 
     adapted, folder = given.mode == "adapter", given.folder
 
@@ -155,25 +161,24 @@ def texts(given: argparse.Namespace) -> Any:
 
 
 def router(given: argparse.Namespace) -> Any:
-    """Return the application that passes a call on to its tenant's server, or answers its body as it is."""
-    from ray import serve
+    """Return the application that passes a call on to its tenant's server, and one of /echo back."""
     from starlette.responses import Response
 
+    serve: Any = importlib.import_module("ray.serve")
     servers: dict[str, str] = json.loads(given.servers)
 
-    @serve.deployment(num_replicas=given.replicas, max_ongoing_requests=AT_ONCE)
+    @serve.deployment(num_replicas=1, max_ongoing_requests=AT_ONCE)
     class Router:
         def __init__(self) -> None:
             self._session: Any = None
-            if servers:
-                spec = importlib.util.spec_from_file_location("ring", given.ring)
-                ring = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(ring)
-                self._ranked = ring.ranked
+            spec: Any = importlib.util.spec_from_file_location("ring", given.ring)
+            ring: Any = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(ring)
+            self._ranked = ring.ranked
 
         async def __call__(self, request: Any) -> Any:
             path, body = request.url.path, await request.body()
-            if request.method == "GET" or not servers:
+            if request.method == "GET" or path == "/echo":
                 return Response(body or b"{}", media_type="application/json")
             if self._session is None:
                 import aiohttp
@@ -189,8 +194,8 @@ def router(given: argparse.Namespace) -> Any:
 
 def run(given: argparse.Namespace) -> None:
     """Run the application until SIGTERM."""
-    import ray
-    from ray import serve
+    ray: Any = importlib.import_module("ray")
+    serve: Any = importlib.import_module("ray.serve")
 
     ray.init(
         address="local",
@@ -203,13 +208,12 @@ def run(given: argparse.Namespace) -> None:
     )
     serve.start(http_options={"host": "127.0.0.1", "port": given.port})
     serve.run((texts if given.mode in ("dedicated", "adapter") else router)(given), route_prefix="/")
-    signal.sigwait([signal.SIGTERM])
-    ray.shutdown()
+    signal.pause()  # SIGTERM ends Ray, too
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ray Serve beside HMI")
-    parser.add_argument("mode", choices=("write", "dedicated", "adapter", "echo", "route"))
+    parser.add_argument("mode", choices=("write", "dedicated", "adapter", "route"))
     parser.add_argument("--folder", type=Path, help="of the models")
     parser.add_argument("--source", type=Path, help="the published model, for `write`")
     parser.add_argument("--tenants", type=int, default=0)
@@ -219,14 +223,12 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=1, help="models that a replica keeps")
     parser.add_argument("--batch", type=int, default=1, help="calls that may run as one batch")
     parser.add_argument("--wait-ms", type=float, default=0.0, help="time that a batch waits for calls")
-    parser.add_argument("--replicas", type=int, default=1, help="of the router")
-    parser.add_argument("--servers", default="{}", help="URLs by id, as JSON; none: an echo")
+    parser.add_argument("--servers", default="{}", help="URLs by id, as JSON")
     parser.add_argument("--ring", help="the file of HMI's function `ranked`")
     given = parser.parse_args()
     if given.mode == "write":
         write(given.folder, given.source, given.tenants)
     else:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [])
         run(given)
 
 
