@@ -69,7 +69,7 @@ def write(folder: Path, source: Path, tenants: int) -> None:
             "dynamo": False,
         }
         with torch.inference_mode():
-            torch.onnx.export(graph, given, str(plain), **how)
+            torch.onnx.export(graph, given, str(plain), input_names=names, **how)
         small = folder / f"{name}-small.onnx"
         quantize_dynamic(plain, small, weight_type=QuantType.QInt8, per_channel=True)
         for model, precision in ((plain, "fp32"), (small, "int8")):

@@ -22,8 +22,15 @@ from hmi.errors import Unavailable
 from hmi.model.sources.source import DEFAULT_PACKAGE, find_source
 from hmi.resident import resident
 
-DEDICATED = ("same_memory", "half")
-ARMS = (*DEDICATED, "adapter_int8", "adapter_fp32", "ingress")
+ARMS = {
+    "same_memory": ("dedicated", "int8", "proxy"),
+    "half": ("dedicated", "int8", "proxy"),
+    "half_haproxy": ("dedicated", "int8", "haproxy"),
+    "adapter_int8": ("adapter", "int8", "haproxy"),
+    "adapter_fp32": ("adapter", "fp32", "haproxy"),
+}
+"""Mode, precision and way in of each host of models. The replicas keep as much as HMI takes, half, or all."""
+INGRESS = "ingress"
 GOAL = 10.0
 """HMI's throughput, divided by that of Ray Serve with dedicated models."""
 IDLE_S = 5.0
@@ -33,17 +40,18 @@ MIB = 1 << 20
 def run(
     plan: ClusterPlan, python: Path, only: Sequence[str], data: Path | None, report: Report
 ) -> Iterator[Figure]:
-    """Measure. python: of the peer. only: some of ARMS; none: all. data: a folder that keeps HMI's tenants.
+    """Measure. python: of the peer. only: some of ARMS and INGRESS; none: all. data: a folder that keeps
+    HMI's tenants.
 
     Raises InvalidInput, StorageFull; Unavailable if a server does not start or the models are not written.
     """
-    arms = known(only, ARMS) or ARMS
+    arms = known(only, (*ARMS, INGRESS)) or (*ARMS, INGRESS)
     report(f"{plan.tenants} tenants with a model each")
     with tenants(plan.tenants, data) as (home, folder), client() as sender:
         bench = Bench(plan, python, home, folder, sender)
-        if hosts := [arm for arm in arms if arm != "ingress"]:
+        if hosts := [arm for arm in arms if arm != INGRESS]:
             yield from _hosts(bench, hosts, report)
-        if "ingress" in arms:
+        if INGRESS in arms:
             yield from ingress.measure(bench, report)
 
 
@@ -58,21 +66,19 @@ def _hosts(bench: Bench, arms: Sequence[str], report: Report) -> Iterator[Figure
         kept = alone.memory().all
         yield Figure("hmi_memory", kept / MIB, "MiB", why=f"executor: {chosen}")
         alone.halt()
+        tokenizer = find_source(DEFAULT_PACKAGE).folder / "tokenizer.json"
         for name in arms:
             report(name)
-            bytes_ = (folder / "whole-int8.onnx").stat().st_size
-            models = dict(
-                zip(DEDICATED, (max(1, kept // bytes_ // 2), max(1, plan.tenants // 4)), strict=True)
-            )
-            count, way = models.get(name, plan.tenants), "proxy" if name in models else "haproxy"
-            tokenizer = find_source(DEFAULT_PACKAGE).folder / "tokenizer.json"
+            mode, precision, way = ARMS[name]
+            fit = kept // (folder / "whole-int8.onnx").stat().st_size
+            models = {"same_memory": fit, "half": plan.tenants // 2, "half_haproxy": plan.tenants // 2}
+            count = max(1, models[name] // 2) if mode == "dedicated" else plan.tenants
             options = ("--folder", str(folder), "--tokenizer", str(tokenizer), "--models", str(count))
-            mode, _, precision = name.partition("_") if name not in models else ("dedicated", "", "int8")
             arm = bench.peer(name, SETTINGS[way], mode, *options, "--precision", precision)
             yield Figure(f"{name}_models", 2 * count, "models", why="which the two replicas keep")
             try:
                 with running(arm, bench.folder) as peer:
-                    yield from _host(bench, alone, asked, peer, 2 * count)
+                    yield from _host(bench, alone, asked, peer, min(2 * count, plan.tenants))
             except Unavailable as error:
                 yield Figure(f"{name}_absent", None, "", why=str(error))
 
@@ -83,7 +89,7 @@ def _host(
     """One peer beside HMI, which is halted meanwhile. The peer is not: Ray would miss its nodes."""
     headers = [f"serve_multiplexed_model_id: {tenant_of(i)}" for i in range(len(asked))]
     named = [RequestTarget("/", header=header) for header in headers]
-    bench.load(peer.port, named, CALLERS[-1], 0.0, bench.plan.warm_calls * min(models, len(asked)))
+    bench.load(peer.port, named, CALLERS[-1], 0.0, bench.plan.warm_calls * models)
     name, before = peer.arm.name, peer.cpu_s()
     time.sleep(IDLE_S)
     yield Figure(f"{name}_idle", (peer.cpu_s() - before) / IDLE_S, "of a core", why="without any call")
@@ -93,7 +99,7 @@ def _host(
         with alone.awake():
             return bench.load(alone.port, asked, callers, bench.plan.seconds)
 
-    goal = GOAL if name in DEDICATED else None
+    goal = GOAL if ARMS[name][0] == "dedicated" else None
     for callers in CALLERS:
         works = {
             "hmi": partial(one, callers),
