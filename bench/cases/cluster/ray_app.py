@@ -62,12 +62,7 @@ def write(folder: Path, source: Path, tenants: int) -> None:
     for name, given in (("whole", (two, two)), ("adapted", (two, two, *adapter))):
         names, plain = list(NAMES)[: len(given)], folder / f"{name}.onnx"
         axes = {k: NAMES[k] for k in names}
-        how: dict[str, Any] = {
-            "input_names": names,
-            "dynamic_axes": axes,
-            "opset_version": OPSET,
-            "dynamo": False,
-        }
+        how: dict[str, Any] = {"dynamic_axes": axes, "opset_version": OPSET, "dynamo": False}
         with torch.inference_mode():
             torch.onnx.export(graph, given, str(plain), input_names=names, **how)
         small = folder / f"{name}-small.onnx"
