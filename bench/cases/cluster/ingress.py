@@ -22,9 +22,6 @@ from hmi.api.nodes import ring
 from hmi.config import Settings
 from hmi.manager import Manager
 
-WARM = 4
-"""Calls for each tenant before anything is measured."""
-
 
 def measure(bench: Bench, report: Callable[[str], None]) -> Iterator[Figure]:
     """Yield times and rates. Raises Unavailable."""
@@ -53,15 +50,14 @@ def measure(bench: Bench, report: Callable[[str], None]) -> Iterator[Figure]:
         for mode, settings in SETTINGS.items():
             report(f"Ray Serve in front, by its {mode}")
             with running(bench.peer(mode, settings, "route", *options), folder) as ray:
-                ports = {"direct": ids[first].port, "passed": ids[second].port, mode: ray.port}
-                for port in ports.values():
-                    bench.load(port, targets, CALLERS[-1], 0.0, WARM * len(targets))
+                here, there = ids[first], ids[second]
+                ways = {"direct": [here], "passed": [there, here], "ray": [ray, here]}
+                for way in ways.values():
+                    bench.load(way, targets, CALLERS[-1], len(targets))
+                yield Figure(f"{mode}_idle", bench.wait_idle(ray), "cores", why="without any call")
                 for callers in CALLERS:
-                    works = {
-                        arm: partial(bench.load, port, targets, callers, bench.plan.seconds)
-                        for arm, port in ports.items()
-                    }
-                    works["echo"] = partial(bench.load, ray.port, echo, callers, bench.plan.seconds)
+                    works = {k: partial(bench.load, way, targets, callers) for k, way in ways.items()}
+                    works["echo"] = partial(bench.load, [ray], echo, callers)
                     yield from figures(f"{mode}_{callers}", works, bench.plan.pairs, "passed")
         view = {id: json.loads(server.get("/manage/server", key)) for id, server in ids.items()}
         yield Figure("ingress_passed", view[second]["passed"], "calls", why="by the second server")

@@ -6,16 +6,15 @@ model. As what is in front of HMI: see `bench.cases.cluster.ingress`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from bench.cases.cluster import ingress
-from bench.cases.cluster.beside import CALLERS, SETTINGS, Bench, ClusterPlan, Report, figures
+from bench.cases.cluster.beside import CALLERS, SETTINGS, Bench, ClusterPlan, Load, Report, figures
 from bench.cases.serve.http_fleet import copied, target, tenants, wait_chosen
 from bench.harness.home import tenant_of
-from bench.harness.load import LoadFigures, RequestTarget, client
+from bench.harness.load import RequestTarget, client
 from bench.harness.report import Figure, known
 from bench.harness.server import NO_JOBS, Server, hmi, running
 from hmi.errors import Unavailable
@@ -33,7 +32,6 @@ ARMS = {
 INGRESS = "ingress"
 GOAL = 10.0
 """HMI's throughput, divided by that of Ray Serve with dedicated models."""
-IDLE_S = 5.0
 MIB = 1 << 20
 
 
@@ -62,7 +60,7 @@ def _hosts(bench: Bench, arms: Sequence[str], report: Report) -> Iterator[Figure
     with running(hmi(copied(home, bench.folder / "alone"), *NO_JOBS), bench.folder) as alone:
         chosen = wait_chosen(alone, bench.sender, home, plan.pairs == 1)
         asked = [target(alone.arm, home, i) for i in range(plan.tenants)]
-        bench.load(alone.port, asked, CALLERS[-1], 0.0, plan.warm_calls * plan.tenants)
+        bench.load([alone], asked, CALLERS[-1], plan.warm_calls * plan.tenants)
         kept = alone.memory().all
         yield Figure("hmi_memory", kept / MIB, "MiB", why=f"executor: {chosen}")
         alone.halt()
@@ -75,7 +73,7 @@ def _hosts(bench: Bench, arms: Sequence[str], report: Report) -> Iterator[Figure
             count = max(1, models[name] // 2) if mode == "dedicated" else plan.tenants
             options = ("--folder", str(folder), "--tokenizer", str(tokenizer), "--models", str(count))
             arm = bench.peer(name, SETTINGS[way], mode, *options, "--precision", precision)
-            yield Figure(f"{name}_models", 2 * count, "models", why="which the two replicas keep")
+            yield Figure(f"{name}_models", count, "models", why="which each of the two replicas keeps")
             try:
                 with running(arm, bench.folder) as peer:
                     yield from _host(bench, alone, asked, peer, min(2 * count, plan.tenants))
@@ -89,20 +87,15 @@ def _host(
     """One peer beside HMI, which is halted meanwhile. The peer is not: Ray would miss its nodes."""
     headers = [f"serve_multiplexed_model_id: {tenant_of(i)}" for i in range(len(asked))]
     named = [RequestTarget("/", header=header) for header in headers]
-    bench.load(peer.port, named, CALLERS[-1], 0.0, bench.plan.warm_calls * models)
-    name, before = peer.arm.name, peer.cpu_s()
-    time.sleep(IDLE_S)
-    yield Figure(f"{name}_idle", (peer.cpu_s() - before) / IDLE_S, "of a core", why="without any call")
+    bench.load([peer], named, CALLERS[-1], bench.plan.warm_calls * models)
+    name, dedicated = peer.arm.name, ARMS[peer.arm.name][0] == "dedicated"
+    yield Figure(f"{name}_idle", bench.wait_idle(peer), "cores", why="without any call")
     yield Figure(f"{name}_memory", sum(resident(pid).anonymous for pid in peer.pids()) / MIB, "MiB")
 
-    def one(callers: int) -> LoadFigures:
+    def one(callers: int) -> Load:
         with alone.awake():
-            return bench.load(alone.port, asked, callers, bench.plan.seconds)
+            return bench.load([alone], asked, callers)
 
-    goal = GOAL if ARMS[name][0] == "dedicated" else None
     for callers in CALLERS:
-        works = {
-            "hmi": partial(one, callers),
-            name: partial(bench.load, peer.port, named, callers, bench.plan.seconds),
-        }
-        yield from figures(f"{name}_{callers}", works, bench.plan.pairs, "hmi", goal)
+        works = {"hmi": partial(one, callers), "ray": partial(bench.load, [peer], named, callers)}
+        yield from figures(f"{name}_{callers}", works, bench.plan.pairs, "hmi", GOAL if dedicated else None)
