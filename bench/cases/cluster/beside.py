@@ -120,7 +120,8 @@ def figures(
             yield Figure(f"{name}_{arm}_p{share * 100:.0f}", at, "ms", runs=pairs)
         yield Figure(f"{name}_{arm}_rate", statistics.median(rates[arm]), "calls/s", runs=pairs)
         yield Figure(f"{name}_{arm}_cpu", statistics.median(spent[arm]), "ms a call", runs=pairs)
-        failed, calls = (sum(x) for x in zip(*((y.seen.failures, len(y.seen.ms)) for y in loads), strict=True))
+        failed = sum(load.seen.failures for load in loads)
+        calls = sum(len(load.seen.ms) for load in loads)
         yield Figure(f"{name}_{arm}_failed", failed, "calls", 0, False, calls)
     for arm in works:
         if arm != first:
