@@ -37,13 +37,13 @@ def measure(bench: Bench, report: Callable[[str], None]) -> Iterator[Figure]:
         with closing(Manager(Settings(data=folder / "first", job_workers=0))) as manager:
             _, key = manager.create_key(None, ("admin",))
         servers = [node("first", "primary"), node("second", "replica")]
-        quick = bench.plan.pairs == 1
-        chosen = {wait_chosen(server, bench.sender, home, quick) for server in servers}
         ids = {json.loads(server.get("/manage/server", key))["id"]: server for server in servers}
         first, second = ids
         names = [i for i in range(home.tenants) if ring.ranked(tenant_of(i), ids)[0] == first]
         targets = [target(ids[first].arm, home, i) for i in names]
-        yield Figure("ingress_tenants", len(names), "tenants", why=f"executors: {', '.join(sorted(chosen))}")
+        bench.load([ids[first]], targets, CALLERS[-1], len(targets))
+        chosen = wait_chosen(ids[first], bench.sender, home, bench.plan.pairs == 1)
+        yield Figure("ingress_tenants", len(names), "tenants", why=f"executor: {chosen}")
         urls = json.dumps({id: f"http://127.0.0.1:{server.port}" for id, server in ids.items()})
         options = ("--servers", urls, "--ring", str(Path(ring.__file__)))
         echo = [RequestTarget("/echo")]
