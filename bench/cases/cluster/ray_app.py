@@ -98,6 +98,7 @@ def texts(given: argparse.Namespace) -> Any:
 
     serve: Any = importlib.import_module("ray.serve")
 
+    batched = serve.batch(max_batch_size=given.batch, batch_wait_timeout_s=given.wait_ms / 1e3)
     adapted, folder = given.mode == "adapter", given.folder
 
     @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=AT_ONCE, ray_actor_options={"num_cpus": 1})
@@ -117,11 +118,11 @@ def texts(given: argparse.Namespace) -> Any:
             whole = self._base if adapted else session(folder / f"{tenant}.onnx")
             return whole, load_file(folder / f"{tenant}.safetensors")
 
-        @serve.multiplexed(max_num_models_per_replica=given.models)
+        @serve.multiplexed(max_num_models_per_replica=given.models)  # type: ignore[untyped-decorator]
         async def model(self, tenant: str) -> Any:
             return await asyncio.get_running_loop().run_in_executor(self._one, self._load, tenant)
 
-        @serve.batch(max_batch_size=given.batch, batch_wait_timeout_s=given.wait_ms / 1e3)
+        @batched  # type: ignore[untyped-decorator]
         async def together(self, asked: list[Any]) -> list[Any]:
             return await asyncio.get_running_loop().run_in_executor(self._one, self._compute, asked)
 
@@ -152,7 +153,8 @@ def texts(given: argparse.Namespace) -> Any:
             done = asyncio.get_running_loop().run_in_executor(self._one, self._compute, [asked])
             return (await done)[0]
 
-    return Texts.bind()
+    app: Any = Texts
+    return app.bind()
 
 
 def router(given: argparse.Namespace) -> Any:
@@ -184,7 +186,8 @@ def router(given: argparse.Namespace) -> Any:
             async with self._session.post(to + path, data=body, headers=headers) as answer:
                 return Response(await answer.read(), answer.status, media_type="application/json")
 
-    return Router.bind()
+    app: Any = Router
+    return app.bind()
 
 
 def run(given: argparse.Namespace) -> None:
