@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bench.cases.background.command import background
+from bench.cases.cluster.command import cluster
 from bench.cases.fleet.command import fleet
 from bench.cases.floods.command import floods
 from bench.cases.generation.command import generation
@@ -27,6 +28,7 @@ def bench() -> None:
 
 CASES = (
     background,
+    cluster,
     fleet,
     floods,
     generation,

@@ -27,10 +27,11 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class RequestTarget:
-    """The target of a request: its path, and its key ("" for none)."""
+    """The target of a request: its path, its key, and one more header, `Name: value` ("" for none)."""
 
     path: str
     key: str = ""
+    header: str = ""
 
 
 @dataclass(frozen=True)

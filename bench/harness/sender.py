@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class SentRequests:
-    """The requests of a command: every target (a path and a key) with every body. An empty body: a GET."""
+    """The requests of a command: each target (path, key, header) with each body. An empty body: a GET."""
 
     def __init__(self, command: dict[str, Any]) -> None:
         self._targets: list[dict[str, str]] = command["targets"]
@@ -88,6 +88,7 @@ class SentRequests:
         to, sent = self._targets[target], self._bodies[body]
         head = f"{'POST' if sent else 'GET'} {to['path']} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         head += f"Authorization: Bearer {to['key']}\r\n" if to["key"] else ""
+        head += f"{to['header']}\r\n" if to["header"] else ""
         head += f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n" if sent else ""
         return f"{head}\r\n".encode() + sent
 

@@ -72,7 +72,8 @@ class Server:
         return resident(self.pid)
 
     def pids(self) -> list[int]:
-        return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _group(p) == self.pid]
+        """Its processes, also those with a process group of their own, as Ray's workers have."""
+        return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _session(p) == self.pid]
 
     def threads_cpu_s(self) -> dict[str, float]:
         """The CPU seconds of each thread of its first process, by number. Linux only."""
@@ -188,10 +189,10 @@ def _end(server: Server) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _group(process: Path) -> int | None:
-    """Return the group of a process, or None if it has ended."""
+def _session(process: Path) -> int | None:
+    """Return the session of a process, or None if it has ended."""
     try:
         stat = (process / "stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[2])
+    return int(stat.rpartition(")")[2].split()[3])

@@ -29,17 +29,18 @@ SLOW_S = 0.05
 
 
 class _Answers(socketserver.StreamRequestHandler):
-    """Answers after SLOW_S, with the status that the path names."""
+    """Answers after SLOW_S, with the status that the header X-Status names, or else the path."""
 
     def handle(self) -> None:
         while line := self.rfile.readline():
-            length = 0
+            length, status = 0, line.split()[1].decode().strip("/")
             while (header := self.rfile.readline()) != b"\r\n":
                 if header.lower().startswith(b"content-length:"):
                     length = int(header.split(b":")[1])
+                elif header.startswith(b"X-Status: "):
+                    status = header.decode().split()[1]
             self.rfile.read(length)
             time.sleep(SLOW_S)
-            status = line.split()[1].decode().strip("/")
             self.wfile.write(f"HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\n{{}}".encode())
 
 
@@ -99,6 +100,11 @@ def test_a_caller_may_take_a_connection_for_each_request_and_counts_refused_ones
     assert (len(seen.ms), seen.in_time) == (3, 3)
     nobody = free_port()
     assert sender.closed(LoadRequests(nobody, [RequestTarget("/200")], [""]), **fresh).failed == {"0": 3}
+
+
+def test_a_target_may_have_a_header_of_its_own(slow: int, sender: LoadClient) -> None:
+    targets = [RequestTarget("/200"), RequestTarget("/200", header="X-Status: 503")]
+    assert sender.closed(LoadRequests(slow, targets, ["{}"]), least=4).failed == {"503": 2}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
