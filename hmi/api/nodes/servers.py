@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hmi.api.infer.inference import Inference
 from hmi.api.nodes.forward import FORWARDED, Forwarder, passed_back
 from hmi.api.nodes.ring import Ring, ranked
+from hmi.api.protocols.base import JSON
 from hmi.core import ModelId
 from hmi.errors import Forbidden, HmiError, Unavailable
 from hmi.manager.following import LOOK_S
@@ -241,16 +242,18 @@ class Servers:
         """The answer to a call of one server to another; None if there is none. headers: in place of KEY."""
         import aiohttp
 
-        given = {KEY: self._secret} if headers is None else headers
+        given = {"Content-Type": JSON, **({KEY: self._secret} if headers is None else headers)}
         limit = aiohttp.ClientTimeout(total=COMING_S)
         try:
             async with self._forwarder.client().request(
                 method, url, json=body, headers=given, timeout=limit
             ) as answer:
-                return await answer.json() if answer.status == 200 else None
+                if answer.status == 200:
+                    return await answer.json()
+                log.warning("%s answered with status %d", url, answer.status)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             log.warning("%s did not answer (%s)", url, type(error).__name__)
-            return None
+        return None
 
     async def _enter(self) -> None:
         try:
