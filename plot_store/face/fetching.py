@@ -112,6 +112,7 @@ class Fetching:
         def body(txn: CatalogueTxn) -> VersionInfo:
             version = version_tree.get_version(txn, version_id)
             record = version_tree.get_ref(txn, version.ref)
+            pins.unpin(txn, version_id, pins.FETCHED)  # its ref keeps it; a refusal undoes this
             if record is not None and version_id in record.versions:
                 return version
             current = None if record is None else record.current
@@ -121,7 +122,6 @@ class Fetching:
                     f"{version.previous}: build it again"
                 )
             publication.move_ref(txn, version)
-            pins.unpin(txn, version_id, pins.FETCHED)
             return version
 
         return environment.catalogue.write(body)

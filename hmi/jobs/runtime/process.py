@@ -88,7 +88,7 @@ def put_back(registry: Registry, job: str, *, crashed: bool = True, of: str | No
     holder = of or registry.node()
 
     def change(record: JobRecord) -> JobRecord:
-        if record.node not in (None, holder):
+        if holder and record.node not in (None, holder):
             return record
         if record.state == "queued" and not crashed:
             return record.model_copy(update={"node": None})  # it was taken, and not yet begun

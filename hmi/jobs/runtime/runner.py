@@ -232,7 +232,9 @@ class JobRunner:
 
     def _lives(self, node: str) -> bool:
         """Return whether a server of this id answers. The primary removes those that do not."""
-        return any(server.node == node for server in self._registry.servers())
+        listed = {server.node: server.url for server in self._registry.servers()}
+        # Under the address of this server there was another one before, with a data folder that is lost.
+        return node in listed and listed[node] != listed.get(self._registry.node())
 
     @property
     def _workers(self) -> int:

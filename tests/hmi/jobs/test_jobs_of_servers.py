@@ -79,7 +79,7 @@ def start(tmp_path: Path) -> Iterator[type]:
 
     def one(name: str, role: str = "replica", jobs: int = 1) -> Server:
         started.append(Server(tmp_path, name, role, jobs))
-        if role == "primary":
+        if role == "primary" and not started[-1].registry.tenants():
             key = new_key("acme", ("infer",))[0]
             started[-1].registry.create_tenant(TenantRecord(tenant="acme", created=now()), key)
         return started[-1]
@@ -96,6 +96,11 @@ def submit(server: Server, do: str, kind: JobKind = "fine_tune", **spec: object)
 def end_of(server: Server, job: str, limit_s: float = 60.0) -> JobRecord:
     wait_until(lambda: server.registry.job(job).state in ENDED, limit_s)
     return server.registry.job(job)
+
+
+def has_checkpoint(server: Server, job: str) -> bool:
+    names = Bucket(server.settings.bucket).names(f"jobs/{job}/kept")
+    return any(name.endswith("files.json") for name in names)
 
 
 def starts(server: Server, job: str) -> list[tuple[int, int]]:
@@ -126,7 +131,7 @@ def test_a_replica_runs_a_job_and_the_primary_shows_it(start) -> None:  # type: 
 def test_a_server_that_dies_costs_what_followed_the_last_checkpoint(start) -> None:  # type: ignore[no-untyped-def]
     primary, replica = start("a", "primary", jobs=0), start("b")
     job = submit(primary, "count", steps=300)
-    wait_until(lambda: Bucket(primary.settings.bucket).names(f"jobs/{job}/kept"), 60)
+    wait_until(lambda: has_checkpoint(primary, job), 60)
     wait_until(lambda: primary.runner.read_progress(job).step > 40)
     node, (process, _) = replica.registry.node(), starts(replica, job)[-1]
     replica.die()
@@ -165,6 +170,19 @@ def test_a_job_that_was_given_to_another_server_stops_at_the_first(start) -> Non
     record = end_of(primary, job)
     assert (record.state, record.node) == ("succeeded", other.registry.node())
     assert len(starts(replica, job)) == 1
+
+
+def test_a_server_that_lost_its_data_folder_does_not_keep_its_jobs(start) -> None:  # type: ignore[no-untyped-def]
+    """Another one listens under its address, so the list has both."""
+    primary = start("a", "primary", jobs=1)
+    job = submit(primary, "count", steps=300)
+    wait_until(lambda: has_checkpoint(primary, job), 60)
+    primary.die()
+    again = start("b", "primary", jobs=1)
+    again.registry.enter("http://a")
+    record = end_of(again, job)
+    assert (record.state, record.node) == ("succeeded", again.registry.node())
+    assert starts(again, job)[0][1] > 0
 
 
 def test_jobs_are_spread_and_each_runs_once(start) -> None:  # type: ignore[no-untyped-def]

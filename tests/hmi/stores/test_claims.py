@@ -162,4 +162,7 @@ def test_a_registry_of_its_own_knows_no_servers(tmp_path: Path) -> None:
     assert registry.take_job("j1")
     assert registry.job("j1").node is None
     assert "node" not in registry.job("j1").model_dump_json(), "an earlier release reads the record"
+    # As in a backup of a server that shared its registry.
+    registry.put_job(job("j2", state="running", node="0123", attempts=1))
+    assert put_back(registry, "j2").state == "queued"
     registry.close()
