@@ -1,7 +1,7 @@
 # For GNU make. Every target sets up .venv first, unless that is done.
 #   make setup [CUDA=1] [TORCH_INDEX=address]     make demo [CI=1] [BASELINE=1] [DATA=folder] [TEXT=folder]     make test
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress clients tools format wheel clean
+.PHONY: help setup demo serve test docs battery check bench gpu-trial gpu-wheels stress clients cluster tools format wheel clean
 
 # The first of these that is Python 3.11 or newer.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -84,15 +84,19 @@ stress: setup ## the slow tests, the battery at full counts, and new random exam
 # versions.
 clients: ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
 tools: ## test files that spaCy, datasets, Label Studio and doccano write themselves, in .venv-tools
+cluster: ## test many servers under Ray, in .venv-cluster (KILLS=20: how often each is killed)
 clients: APART := tests/e2e/protocols/test_embedding_clients.py tests/e2e/protocols/test_writing_clients.py
 tools: APART := tests/tools
+cluster: APART := tests/cluster
 # doccano pins pandas below 2, which newer versions of Python cannot install. The extra has what its exporter needs.
 tools: WITHOUT_NEEDS := doccano==1.8.4
-clients tools: setup
+clients cluster tools: setup
 	test -x .venv-$@/bin/python || $(PYTHON) -m venv .venv-$@
 	$(BIN)/python -c "import tomllib as t; print(*t.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$@'], sep='\n')" \
 		| .venv-$@/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
 	$(if $(WITHOUT_NEEDS),.venv-$@/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$(WITHOUT_NEEDS)")
+	@# Servers run under Ray's interpreter, so it must find HMI and what that needs. Its own packages come first.
+	$(if $(filter cluster,$@),ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > $$(ls -d .venv-$@/lib/python*/site-packages)/hmi.pth)
 	HMI_$(shell echo $@ | tr a-z A-Z)=.venv-$@/bin/python $(BIN)/python -m pytest -m slow $(APART)
 
 bench: CASE := path store
@@ -110,4 +114,4 @@ wheel: setup ## build dist/hmi_server-….whl and dist/hmi_plot_store-….whl, w
 
 clean: ## remove .venv and caches, but no data
 	find kernels -name "*.nb[ick]" -delete
-	rm -rf $(VENV) .venv-clients .venv-tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-cluster .venv-tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

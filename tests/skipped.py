@@ -30,6 +30,7 @@ CURES = (
     (r"build of torch", "another build of torch"),
     (r"clients of other projects", "make clients"),
     (r"tools that write files", "make tools"),
+    (r"Ray has an environment", "make cluster"),
     (r"not installed|extra|could not import|no nvrtc|recorder", "make setup"),
 )
 """What would let tests with such a reason run: the first pattern that is found."""

@@ -51,9 +51,13 @@ class NodeKeeper(Keeper):
     """A keeper as an actor, which takes folder and address from the environment of the machine's Ray."""
 
     def __init__(self, spec: ClusterSpec) -> None:
-        host = os.environ.get("HMI_HOST") or spec.host or ray.util.get_node_ip_address()
-        port = int(os.environ.get("HMI_PORT") or spec.port)
-        super().__init__(spec.server, Path(os.environ.get("HMI_DATA") or spec.data).absolute(), host, port)
+        address = ray.util.get_node_ip_address()
+        host, port = (
+            os.environ.get("HMI_HOST") or spec.host or address,
+            os.environ.get("HMI_PORT") or spec.port,
+        )
+        folder = Path(os.environ.get("HMI_DATA") or spec.data).absolute()
+        super().__init__(spec.server, folder, host, int(port), address)
 
 
 class Controller:

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 import httpx
 
-from hmi.api.process.lock import live_server
+from hmi.api.process.lock import live_server, url_of
 from hmi.errors import Conflict, Unavailable
 
 log = logging.getLogger("hmi.cluster")
@@ -53,14 +54,18 @@ class ServerSpec:
 class Keeper:
     """One server in the first free place below a folder of this machine. Thread-safe."""
 
-    def __init__(self, spec: ServerSpec, root: Path, host: str, port: int) -> None:
-        """root: its subfolders 1, 2, … are the servers' data folders. port: of the one in the first.
+    def __init__(self, spec: ServerSpec, root: Path, host: str, port: int, address: str) -> None:
+        """root: its subfolders 1, 2, … are the servers' data folders. host: the address that servers listen
+        on. port: of the one in the first folder. address: where other machines reach this one.
 
         Raises Conflict if all places are taken by other keepers.
         """
         self._spec, self._host = spec, host
         self.place, self._lock = _free_place(root)
         self._data, self._port = root / str(self.place), port + self.place - 1
+        reached = address if host in ("0.0.0.0", "::") else host
+        self.url = url_of(reached, self._port, tls="HMI_TLS_CERT" in {**os.environ, **spec.settings})
+        """Where the server listens, or will."""
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted, self._ending = True, threading.Event()
         self._changing = threading.RLock()
@@ -85,12 +90,6 @@ class Keeper:
             "adopted": self._adopted,
             "view": view,
         }
-
-    @property
-    def url(self) -> str:
-        """Where the server listens, or will."""
-        found = live_server(self._data)
-        return found.url if found is not None and found.url else f"http://{self._host}:{self._port}"
 
     def lead(self) -> None:
         """Make the server the primary. Raises Unavailable with its answer if it does not become it."""
@@ -128,7 +127,18 @@ class Keeper:
 
     def _call(self, method: str, path: str, timeout: float = 2.0) -> httpx.Response:
         headers = {} if self._spec.key is None else {"Authorization": f"Bearer {self._spec.key}"}
-        return httpx.request(method, self.url + path, headers=headers, timeout=timeout)
+        return httpx.request(
+            method, self.url + path, headers=headers, timeout=timeout, verify=self._trusted()
+        )
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        """What a TLS connection to the server needs, as among servers (`hmi.api.nodes.forward`)."""
+        settings = {**os.environ, **self._spec.settings}
+        if "HMI_TLS_CERT" not in settings:
+            return True
+        context = ssl.create_default_context(cafile=settings.get("HMI_NODE_CA"))
+        context.load_cert_chain(settings["HMI_TLS_CERT"], settings["HMI_TLS_KEY"])
+        return context
 
     def _ready(self) -> bool:
         try:
@@ -159,7 +169,7 @@ class Keeper:
         self._data.parent.mkdir(parents=True, exist_ok=True)
         command = [self._spec.python, "-P", "-m", "hmi", "serve", "--data", str(self._data)]
         command += ["--bucket", self._spec.bucket, "--role", "replica"]
-        command += ["--host", self._host, "--port", str(self._port)]
+        command += ["--host", self._host, "--port", str(self._port), "--node-url", self.url]
         with self._log.open("ab") as sink:
             # In a session of its own: it must live on when Ray ends this process.
             self._process = subprocess.Popen(

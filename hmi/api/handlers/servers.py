@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import hmi
 from hmi.api.http.call import Reply, RouteCall
@@ -13,6 +14,8 @@ from hmi.api.views.overview import pool_view, since_start
 from hmi.core import ModelId
 from hmi.errors import Conflict
 from hmi.metrics.reading import read
+
+log = logging.getLogger("hmi.api")
 
 
 async def show_server(call: RouteCall) -> Reply:
@@ -54,7 +57,9 @@ async def recent_models(call: RouteCall) -> Reply:
 async def load_models(call: RouteCall) -> Reply:
     body: LoadModels = call.body
     _checked(call)
-    return Reply(Loaded(loaded=await call.services.engine.load([ModelId.parse(m) for m in body.models])))
+    loaded = await call.services.engine.load([ModelId.parse(model) for model in body.models])
+    log.info("loaded %d of %d models for a server that leaves", loaded, len(body.models))
+    return Reply(Loaded(loaded=loaded))
 
 
 def _checked(call: RouteCall) -> Servers:

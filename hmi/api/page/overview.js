@@ -25,6 +25,7 @@ export async function overview(main, _name, signal) {
   };
   await poll(async () => {
     const [{ overview: seen }, jobs] = [await refresh(minutes, signal), await get("/manage/jobs?limit=5", signal)];
+    const all = seen?.caller.tenant === null ? await get("/manage/servers", signal) : { servers: [] };
     if (signal.aborted || !seen) return;
     const whole = seen.caller.tenant === null;
     if (drawn === null) {
@@ -35,7 +36,7 @@ export async function overview(main, _name, signal) {
     steps(seen);
     // Do not take away what somebody reads by keyboard, or has unfolded.
     if (parts.contains(document.activeElement) || parts.querySelector("details[open]")) return;
-    fill(parts, figures(seen), recent(jobs.jobs));
+    fill(parts, figures(seen), servers(all), recent(jobs.jobs));
     drawn = seen;
   }, (error) => fill(top, trouble(error)), signal);
   const again = async () => {
@@ -134,6 +135,20 @@ export function tenantTable(tenants) {
     { head: "Compute", cell: (t) => ms(Math.round(t.compute_ms)), n: true },
     { head: "Over time", cell: (t) => spark(t.texts_by_point, `${t.tenant}: texts over the time shown`), narrow: false },
   ], tenants, true);
+}
+
+/** All servers, if several share a bucket. */
+function servers(all) {
+  const of = (cell) => (one) => (one.view === null ? "–" : cell(one.view));
+  return all.servers.length > 1 && card("Servers", table("Servers that share the bucket", [
+    { head: "Server", row: true, cell: (one) => [one.url.replace(/^https?:\/\//, ""), one.view?.primary && [" ", badge("primary")]] },
+    { head: "State", cell: (one) => badge(one.view?.phase ?? "does not answer", one.view?.ready ? "good" : "warn") },
+    { head: "Models", n: true, cell: of((v) => count(v.models)) },
+    { head: "Texts", n: true, cell: of((v) => count(v.since_start.texts)) },
+    { head: "Waiting", n: true, cell: of((v) => ms(Math.round(1000 * v.wait_s))) },
+    { head: "Passed on", n: true, cell: of((v) => count(v.passed)), narrow: false },
+    { head: "For others", n: true, cell: of((v) => count(v.answered)), narrow: false },
+  ], all.servers, true));
 }
 
 function recent(jobs) {

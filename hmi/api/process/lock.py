@@ -24,6 +24,12 @@ class LiveServer:
     pid: int
 
 
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
+    """The server's URL; `host` may be an IPv6 address."""
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
 @contextmanager
 def owning(data: Path) -> Iterator[None]:
     """Context manager: own the data folder. Raises Conflict, which names the server that owns it already."""

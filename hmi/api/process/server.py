@@ -24,7 +24,7 @@ from hmi.api.process import notify
 from hmi.api.process.application import DRAIN_S, application, begin, drain
 from hmi.api.process.building import build_services
 from hmi.api.process.garbage import end_without_collections, short_collections
-from hmi.api.process.lock import announced, owning
+from hmi.api.process.lock import announced, owning, url_of
 from hmi.config import Settings
 from hmi.errors import Conflict, InvalidInput
 from hmi.execution.compiling import compile_all
@@ -63,12 +63,6 @@ def serve(settings: Settings) -> None:
         url = url_of(settings.host, listener.getsockname()[1], tls=certificates is not None)
         stack.enter_context(announced(settings.data, url))
         asyncio.run(_serve(services, listener, url, certificates))
-
-
-def url_of(host: str, port: int, *, tls: bool = False) -> str:
-    """The server's URL; `host` may be an IPv6 address."""
-    scheme = "https" if tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _serve(

@@ -14,7 +14,14 @@ from typing import Any, Final
 import click
 
 from hmi.cli.cluster.plan import plan
-from hmi.cli.framework.base import Command, CommandGroup, ServerCommand, as_json, pass_session
+from hmi.cli.framework.base import (
+    CommandGroup,
+    FileCommand,
+    FolderCommand,
+    ServerCommand,
+    as_json,
+    pass_session,
+)
 from hmi.cli.framework.options import Whole
 from hmi.cli.framework.output import notes, print_done, print_json, print_table
 from hmi.cli.framework.session import CliSession
@@ -55,8 +62,7 @@ cluster.add_command(plan)
 @pass_session
 def servers(session: CliSession, as_json: bool) -> None:
     """List the servers that share the bucket of the one at --url."""
-    with session.calls() as calls:
-        found = calls.request("GET", "/manage/servers")
+    found = _called(session, "GET", "/manage/servers")
     if as_json:
         print_json(found)
         return
@@ -68,8 +74,7 @@ def servers(session: CliSession, as_json: bool) -> None:
 @pass_session
 def lead(session: CliSession, as_json: bool) -> None:
     """Make the server at --url the primary, which manages and runs jobs."""
-    with session.calls() as calls:
-        found = calls.request("POST", "/manage/server/lead")
+    found = _called(session, "POST", "/manage/server/lead")
     print_done(found, f"server {found['id']} is the primary", as_json)
 
 
@@ -83,7 +88,7 @@ def _on_ray(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-@cluster.command("up", cls=Command)
+@cluster.command("up", cls=FolderCommand)
 @_on_ray
 @click.option("--bucket", envvar="HMI_BUCKET", required=True, metavar="PLACE", help="What the servers share.")
 @click.option(
@@ -114,6 +119,7 @@ def up(
     are variables of this command's environment (HMI_POOL_BYTES, …). A machine whose Ray was started with
     HMI_DATA or HMI_HOST uses its own.
     """
+    session.not_remote("this starts servers, under Ray: leave --url out")
     if most is not None and most < least:
         raise InvalidInput("--most is below --servers: give at least as many", field="most")
     _need_ray()
@@ -133,7 +139,7 @@ def up(
     _show(found, as_json, f"{least} servers are up after {time.monotonic() - begun:.0f} s")
 
 
-@cluster.command("status", cls=Command)
+@cluster.command("status", cls=FileCommand)
 @_on_ray
 @as_json
 @pass_session
@@ -142,7 +148,7 @@ def status(session: CliSession, address: str | None, as_json: bool) -> None:
     _show(_running(address), as_json, "")
 
 
-@cluster.command("scale", cls=Command)
+@cluster.command("scale", cls=FileCommand)
 @_on_ray
 @click.argument("least", type=Whole(1, 10_000))
 @click.argument("most", type=Whole(1, 10_000), required=False)
@@ -163,7 +169,7 @@ def scale(session: CliSession, address: str | None, least: int, most: int | None
     )
 
 
-@cluster.command("upgrade", cls=Command)
+@cluster.command("upgrade", cls=FileCommand)
 @_on_ray
 @click.option(
     "--python", metavar="FILE", help="The interpreter with the new release (default: that of the servers)."
@@ -179,7 +185,7 @@ def upgrade(session: CliSession, address: str | None, python: str | None, as_jso
     print_done({"servers": names}, f"{len(names)} servers started anew", as_json)
 
 
-@cluster.command("down", cls=Command)
+@cluster.command("down", cls=FileCommand)
 @_on_ray
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
@@ -194,6 +200,13 @@ def down(session: CliSession, address: str | None, yes: bool, as_json: bool) -> 
     ray.get(found.end.remote())
     ray.kill(found, no_restart=True)
     print_done({"servers": []}, "all servers have stopped; 'ray stop' ends Ray itself", as_json)
+
+
+def _called(session: CliSession, method: str, path: str) -> Any:
+    if not session.remote:
+        raise InvalidInput("this is about a running server: add --url")
+    with session.calls() as calls:
+        return calls.request(method, path)
 
 
 def _row(url: str, id: str, view: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from hmi.metrics.reading import quantile
 
 Labels = Mapping[str, str]
+_LATEST = ("hmi_scrape_timestamp_seconds", "process_start_time_seconds", "hmi_queue_oldest_seconds")
+"""Metrics of which a sum over servers says nothing."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,16 @@ class Scrape:
             for sample in family.samples:
                 found.setdefault(sample.name, []).append((sample.labels, sample.value))
         return cls(found)
+
+    @classmethod
+    def of_all(cls, scrapes: Sequence[Scrape]) -> Scrape:
+        """The samples of several servers as if they were one's: a sum is that of all, a time the latest."""
+        together: dict[str, list[tuple[Labels, float]]] = {}
+        for scrape in scrapes:
+            for name, found in scrape.samples.items():
+                together.setdefault(name, []).extend(found)
+        latest = {name: [max(together[name], key=lambda one: one[1])] for name in _LATEST if name in together}
+        return cls({**together, **latest})
 
     @property
     def at(self) -> float:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import click
 from rich.console import Console
@@ -35,17 +35,18 @@ FRESH_S = 1.05
     show_default=True,
     help="Seconds between views.",
 )
+@click.option("--all", "of_all", is_flag=True, help="All servers that share the bucket, as one.")
 @click.option("--once", is_flag=True, help="Print one view and exit, as without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures of one view as JSON.")
 @pass_session
-def top(session: CliSession, interval: float, once: bool, as_json: bool) -> None:
-    """Watch a running server: answers, queue, batches, pool, executors, tenants.
+def top(session: CliSession, interval: float, of_all: bool, once: bool, as_json: bool) -> None:
+    """Watch a server, or all that share its bucket: answers, queue, batches, pool, executors, tenants.
 
     Without --url it is the server that runs on the data folder. Rates, means and times (p50, p95) are those
     of the last interval; of the queue, p50 and p95 are the times that texts waited. Tenants are shown only
     with an administrator's key, if the server needs keys. To leave, press q.
     """
-    watch = Watch(session.client(server_of(session), timeout_s=10.0))
+    watch = Watch(session.client(server_of(session), timeout_s=10.0), of_all)
     console = Console(highlight=False)
     if as_json or once or not console.is_terminal:
         shown = watch.over(interval)
@@ -84,6 +85,8 @@ class Watch:
     """The scrapes of one server."""
 
     client: HttpClient
+    of_all: bool = False
+    """Whether to add up all servers that share the bucket."""
     last: Scrape | None = None
     shown: Figures | None = None
 
@@ -113,14 +116,22 @@ class Watch:
         return "ready"
 
     def _scrape(self) -> Scrape:
-        text = self.client.text("/metrics")
-        try:
-            now = Scrape.parse(text)
-        except ValueError:
-            now = Scrape({})
-        if not now.at:
-            raise InvalidInput(f"{self.client.url} does not answer like this release of HMI: check --url")
-        return now
+        if not self.of_all:
+            return _scrape(self.client)
+        servers = self.client.request("GET", "/manage/servers")["servers"]
+        found = [_scrape(replace(self.client, url=one["url"])) for one in servers if one["view"] is not None]
+        return Scrape.of_all(found or [_scrape(self.client)])
+
+
+def _scrape(client: HttpClient) -> Scrape:
+    text = client.text("/metrics")
+    try:
+        now = Scrape.parse(text)
+    except ValueError:
+        now = Scrape({})
+    if not now.at:
+        raise InvalidInput(f"{client.url} does not answer like this release of HMI: check --url")
+    return now
 
 
 def _live(watch: Watch, interval: float, console: Console) -> None:

@@ -29,7 +29,14 @@ COMMANDS = {
     "audit list": "",
     "audit verify": "",
     "check": "ROWS",
+    "cluster down": "--yes",
+    "cluster lead": "",
     "cluster plan": "--seconds 1 --tenants 50",
+    "cluster scale": "3",
+    "cluster servers": "",
+    "cluster status": "",
+    "cluster up": "--bucket OUT",
+    "cluster upgrade": "",
     "config check": "",
     "config init": "OUT",
     "config show": "",
@@ -118,9 +125,9 @@ COMMANDS = {
 NO_JSON = {"reference", "serve"}
 """Commands without --json."""
 COMMON = ("--data", "--config", "--url", "--key", "--ca")
-NO_SERVER = {"check", "cluster plan"}
+NO_SERVER = {"check", *(f"cluster {name}" for name in ("down", "plan", "scale", "status", "upgrade"))}
 """Commands that need nothing but their arguments, and ignore HMI_URL."""
-NO_DATA = {*NO_SERVER, "job watch"}
+NO_DATA = {*NO_SERVER, "cluster lead", "cluster servers", "job watch"}
 """Commands without --data. `job watch` needs a server."""
 NO_URL = {
     **dict.fromkeys(
@@ -140,6 +147,7 @@ NO_URL = {
     "profile stages": "it measures this machine",
     "reference": "it writes the pages of this release",
     "restore": "it makes a data folder on this machine",
+    "cluster up": "it starts servers",
     "root export-locality": "it reads the root's files",
     "root measure": "it reads the root's files and its source",
     "serve": "it is the server",
@@ -148,7 +156,7 @@ NO_URL = {
 """Commands that refuse --url, and why."""
 ELSEWHERE = {
     "check",
-    "cluster plan",
+    *(name for name in COMMANDS if name.startswith("cluster ")),
     "config check",
     "config init",
     "config show",

@@ -284,3 +284,13 @@ def test_a_low_terminal_shows_fewer_tenants() -> None:
         lines = console.export_text().splitlines()
         assert len(lines) <= height
         assert ("more" in lines[-1]) == (height < 60)
+
+
+def test_several_servers_are_shown_as_one() -> None:
+    one = {"hmi_requests_total": [({"route": "/a"}, 3.0)], "process_start_time_seconds": [({}, 100.0)]}
+    other = {"hmi_requests_total": [({"route": "/a"}, 4.0)], "process_start_time_seconds": [({}, 90.0)]}
+    at = "hmi_scrape_timestamp_seconds"
+    both = Scrape.of_all([Scrape({**one, at: [({}, 1000.0)]}), Scrape({**other, at: [({}, 1001.0)]})])
+    assert both.value("hmi_requests_total", route="/a") == 7.0
+    assert both.value("process_start_time_seconds") == 100.0
+    assert both.at == 1001.0
