@@ -91,6 +91,21 @@ def session(model: Path, optimised: Path | None = None) -> Any:
     return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
+def compute(asked: list[Any]) -> list[Any]:
+    """Return the logits of texts, each given by its ids and its tenant's session and parts."""
+    import numpy as np
+
+    tokens = np.zeros((len(asked), max(len(ids) for ids, _ in asked)), np.int64)
+    mask = np.zeros_like(tokens)
+    for i, (ids, _) in enumerate(asked):
+        tokens[i, : len(ids)], mask[i, : len(ids)] = ids, 1
+    runs, parts = asked[0][1][0], [part for _, (_, part) in asked]
+    named = [given.name for given in runs.get_inputs() if given.name in ("down", "up")]
+    more = {name: np.stack([part[name] for part in parts]) for name in named}
+    states = runs.run(None, {"ids": tokens, "mask": mask, **more})[0]
+    return [row @ part["head"] for row, part in zip(states, parts, strict=True)]
+
+
 def texts(given: argparse.Namespace) -> Any:
     """Return the application that classifies texts, each by its tenant's model."""
     import numpy as np
@@ -124,17 +139,7 @@ def texts(given: argparse.Namespace) -> Any:
 
         @batched  # type: ignore[untyped-decorator]
         async def together(self, asked: list[Any]) -> list[Any]:
-            return await asyncio.get_running_loop().run_in_executor(self._one, self._compute, asked)
-
-        def _compute(self, asked: list[Any]) -> list[Any]:
-            tokens = np.zeros((len(asked), max(len(ids) for ids, _ in asked)), np.int64)
-            mask = np.zeros_like(tokens)
-            for i, (ids, _) in enumerate(asked):
-                tokens[i, : len(ids)], mask[i, : len(ids)] = ids, 1
-            parts = [part for _, (_, part) in asked]
-            more = {k: np.stack([part[k] for part in parts]) for k in ("down", "up")} if adapted else {}
-            states = asked[0][1][0].run(None, {"ids": tokens, "mask": mask, **more})[0]
-            return [row @ part["head"] for row, part in zip(states, parts, strict=True)]
+            return await asyncio.get_running_loop().run_in_executor(self._one, compute, asked)
 
         async def __call__(self, request: Any) -> Any:
             if request.method == "GET":
@@ -150,7 +155,7 @@ def texts(given: argparse.Namespace) -> Any:
             return Response(json.dumps(answer), media_type="application/json")
 
         async def _alone(self, asked: Any) -> Any:
-            done = asyncio.get_running_loop().run_in_executor(self._one, self._compute, [asked])
+            done = asyncio.get_running_loop().run_in_executor(self._one, compute, [asked])
             return (await done)[0]
 
     app: Any = Texts
