@@ -19,7 +19,9 @@ import xxhash
 FULL_S: Final = 0.25
 """A server is full for a tenant while a text of that tenant would wait there for longer than this."""
 AWAY_S: Final = 5.0
-"""A server that could not be reached is not asked for this many seconds."""
+"""A server that could not be reached is not asked for this many seconds, and for twice as many each further
+time in a row: a call that finds out costs its caller seconds if a machine has vanished."""
+MOST_AWAY_S: Final = 60.0
 
 
 def ranked(tenant: str, servers: Collection[str]) -> list[str]:
@@ -41,6 +43,8 @@ class Ring:
         self._servers: Mapping[str, str] = {}
         self._orders: dict[str, list[str]] = {}
         """`ranked` by tenant. Emptied when the servers change, and when it is large."""
+        self._failures: dict[str, int] = {}
+        """How often each server could not be reached, in a row."""
         self._free_at: dict[tuple[str, str | None], float] = {}
         """When a server is no longer full, by server and tenant; or reachable, for the tenant None."""
 
@@ -53,6 +57,7 @@ class Ring:
         """These are the servers from now on."""
         if servers != self._servers:
             self._servers = dict(servers)
+            self._failures = {one: n for one, n in self._failures.items() if one in servers}
             self._orders.clear()
 
     def choose(self, tenant: str, waits_s: float, at: float) -> str:
@@ -73,6 +78,7 @@ class Ring:
 
     def heard(self, server: str, tenant: str, waits_s: float, at: float) -> None:
         """A server has said how long a text of the tenant would wait there."""
+        self._failures.pop(server, None)
         if waits_s > FULL_S:
             self._free_at[server, tenant] = at + waits_s - FULL_S
             self._forget(at)
@@ -81,7 +87,9 @@ class Ring:
 
     def failed(self, server: str, at: float) -> None:
         """A server could not be reached."""
-        self._free_at[server, None] = at + AWAY_S
+        before = self._failures.get(server, 0)
+        self._failures[server] = before + 1
+        self._free_at[server, None] = at + min(AWAY_S * 2.0 ** min(before, 10), MOST_AWAY_S)
         self._forget(at)
 
     def _is_full(self, server: str, tenant: str, at: float) -> bool:

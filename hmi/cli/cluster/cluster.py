@@ -25,6 +25,8 @@ from hmi.cli.framework.base import (
 from hmi.cli.framework.options import Whole
 from hmi.cli.framework.output import notes, print_done, print_json, print_table
 from hmi.cli.framework.session import CliSession
+from hmi.config.settings import DEFAULTS
+from hmi.config.values import variable
 from hmi.errors import InvalidInput, Unavailable
 
 COLUMNS: Final = {
@@ -40,8 +42,8 @@ COLUMNS: Final = {
     "id": "ID",
 }
 LAPTOP: Final = "127.0.0.2"
-"""Ray's address on a single machine: who reaches a Ray may run code in it. Ray would replace 127.0.0.1 by an
-address that others reach."""
+"""The name of this machine in a Ray of its own, which would replace 127.0.0.1 by an address that others reach.
+Some of Ray's processes listen on all addresses all the same, so it always has a token."""
 TOKEN: Final = Path("~/.ray/auth_token")
 """Where Ray keeps the token that its clients need, if it wants one."""
 
@@ -115,7 +117,7 @@ def up(
 ) -> None:
     """Bring up servers on Ray, or take over those that run.
 
-    Without --address, Ray is started on this machine, and only this machine can reach it. Servers' settings
+    Without --address, Ray is started on this machine, with a token in ~/.ray. Servers' settings
     are variables of this command's environment (HMI_POOL_BYTES, …). A machine whose Ray was started with
     HMI_DATA or HMI_HOST uses its own.
     """
@@ -130,7 +132,8 @@ def up(
     begun = time.monotonic()
     _join(address, most)
     place = bucket if "://" in bucket else str(Path(bucket).absolute())
-    server = ServerSpec(place, settings=_own_settings(), key=session.key)
+    settings = {variable("replica_jobs"): "1", **_own_settings()}
+    server = ServerSpec(place, settings=settings, key=session.key)
     data = str(session.settings().data)
     here = "" if address else "127.0.0.1"
     spec = ClusterSpec(server, least, most, data, host or os.environ.get("HMI_HOST") or here, port)
@@ -303,9 +306,6 @@ def _start_ray(places: int) -> None:
 
 def _own_settings() -> dict[str, str]:
     """The settings of this command's environment that concern every server."""
-    from hmi.config.settings import DEFAULTS
-    from hmi.config.values import variable
-
     own = {"data", "bucket", "role", "node_url", "host", "port", "grpc_port"}
     names = (variable(name) for name in DEFAULTS if name not in own)
     return {name: os.environ[name] for name in names if name in os.environ}

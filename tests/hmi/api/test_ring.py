@@ -64,6 +64,12 @@ def test_a_server_that_is_away_is_asked_again() -> None:
     found.failed(first, at)
     assert found.choose(tenant, 0.0, at + AWAY_S - 0.1) == second
     assert found.choose(tenant, 0.0, at + AWAY_S) == first
+    found.failed(first, at)
+    assert found.choose(tenant, 0.0, at + 2 * AWAY_S - 0.1) == second
+    assert found.choose(tenant, 0.0, at + 2 * AWAY_S) == first
+    found.heard(first, tenant, 0.0, at)
+    found.failed(first, at)
+    assert found.choose(tenant, 0.0, at + AWAY_S) == first
 
 
 def test_without_another_server_it_is_this_one() -> None:
