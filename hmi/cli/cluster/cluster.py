@@ -42,7 +42,7 @@ COLUMNS: Final = {
     "id": "ID",
 }
 LAPTOP: Final = "127.0.0.2"
-"""The name of this machine in a Ray of its own, which would replace 127.0.0.1 by an address that others reach.
+"""The name of this machine in a Ray of its own. Ray would replace 127.0.0.1 by an address that others reach.
 Some of Ray's processes listen on all addresses all the same, so it always has a token."""
 TOKEN: Final = Path("~/.ray/auth_token")
 """Where Ray keeps the token that its clients need, if it wants one."""

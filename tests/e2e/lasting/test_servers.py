@@ -50,6 +50,11 @@ def view(lab: Lab) -> dict[str, Any]:
     return found
 
 
+def leads(lab: Lab) -> str:
+    """The URL of the primary, as a server knows it."""
+    return str(lab.client.request("GET", "/manage/servers")["primary"])
+
+
 def listed(lab: Lab) -> set[str]:
     return {one["url"] for one in lab.client.request("GET", "/manage/servers")["servers"]}
 
@@ -195,11 +200,12 @@ def test_a_replica_becomes_the_primary_without_a_restart(servers: list[Lab]) -> 
     with asking([third]) as wrong:
         new.client.request("POST", "/manage/server/lead")
         assert view(new)["primary"]
+        wait_until(lambda: not view(old)["primary"])
+        wait_until(lambda: leads(third) == new.client.url)
         succeeded(third, fine_tune(third, "acme.second", epochs=1))
         third.client.request("POST", "/manage/tenants", {"tenant": "fresh"})
     assert wrong == []
     assert "fresh" in tenants(new)
-    wait_until(lambda: not view(old)["primary"])
     wait_until(lambda: "fresh" in tenants(old))
     error = refused_to_lead(old)
     assert "restart it first" in error.message
