@@ -39,6 +39,8 @@ from hmi.telemetry.context import note_caller
 log = logging.getLogger("hmi.api")
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 OUTCOME: web.RequestKey[str] = web.RequestKey("outcome", str)
+PASSED = "passed"
+"""The outcome of a call that another server answered, well or not: that server counts which."""
 OBSERVED: web.RequestKey[Observed] = web.RequestKey("observed", Observed)
 ROUTE: web.RequestKey[Route] = web.RequestKey("route", Route)
 TENANT: web.RequestKey[str] = web.RequestKey("tenant", str)
@@ -67,6 +69,7 @@ def handler_of(route: Route) -> AioHandler:
         following = services.manager.following
         if route.manages and following is not None and (primary := following.elsewhere()) is not None:
             with services.lifecycle.in_flight:
+                request[OUTCOME] = PASSED
                 return await services.forwarder.pass_on(request, request[REQUEST_ID], primary.url)
         if route.cancellable:
             with services.lifecycle.in_flight:
@@ -168,7 +171,10 @@ async def _elsewhere(
     with services.lifecycle.reading(request):
         sent = await read_for_inference(request, services.intake, loan)
     request[TENANT] = tenant
-    return await services.servers.answer(request, call.id, tenant, sent)
+    answer = await services.servers.answer(request, call.id, tenant, sent)
+    if answer is not None:
+        request[OUTCOME] = PASSED
+    return answer
 
 
 async def _run(route: Route, call: RouteCall, request: web.Request, loan: Loan) -> web.StreamResponse:

@@ -19,7 +19,8 @@ async def add_rate_limits(request: web.BaseRequest, response: web.StreamResponse
     caller = request.get(CALLER)
     if caller is None or caller.tenant is None or not isinstance(request, web.Request):
         return
-    response.headers.update(rate_limits(request.app[SERVICES].inference.rates, caller.tenant))
+    if "RateLimit" not in response.headers:  # else another server answered, and it counts the tenant's calls
+        response.headers.update(rate_limits(request.app[SERVICES].inference.rates, caller.tenant))
 
 
 def rate_limits(rates: Rates, tenant: str) -> dict[str, str]:
