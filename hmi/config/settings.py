@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 from hmi.errors import InvalidInput
 
@@ -275,7 +276,9 @@ def checked(name: str, value: Any) -> Any:
     if choices and value not in choices:
         known = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise InvalidInput(f"{name} = {value!r} is unknown: use {known}", field=name)
-    own: Callable[[Any], Any] | None = {"stages": _stages, "default_model": _model}.get(name)
+    own: Callable[[Any], Any] | None = {"stages": _stages, "default_model": _model, "node_url": _address}.get(
+        name
+    )
     if own is not None:
         return own(value)
     if isinstance(DEFAULTS[name], int | float):
@@ -290,6 +293,26 @@ def _model(given: str) -> str:
             f"default_model = {given!r} is no model's name: give tenant.model", field="default_model"
         )
     return given
+
+
+def _address(given: str) -> str:
+    """Return the setting `node_url` without a slash at its end. Raises InvalidInput for another text."""
+    try:
+        parts = urlsplit(given)
+        fits = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and parts.path in ("", "/")
+        )
+    except ValueError:
+        fits = False
+    if given and not fits:
+        raise InvalidInput(
+            f"node_url = {given!r} is no address of a server: give one such as http://10.0.0.5:8080",
+            field="node_url",
+        )
+    return given.rstrip("/")
 
 
 def _stages(given: str) -> str:

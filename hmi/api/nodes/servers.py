@@ -270,7 +270,7 @@ class Servers:
                     await self._enter()
                 if self._registry.is_primary():
                     await self._remove_gone()
-            except HmiError as error:
+            except Exception as error:  # whatever it was, the next look may succeed
                 log_failure(log, "the other servers could not be looked at; the next look follows", error)
 
     async def _remove_gone(self) -> None:

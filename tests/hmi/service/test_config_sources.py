@@ -158,3 +158,13 @@ def test_grpc_has_a_port_of_its_own() -> None:
     with pytest.raises(InvalidInput, match="give gRPC a port of its own"):
         Settings(port=9000, grpc_port=9000)
     assert Settings(port=0, grpc_port=0).grpc_port == 0
+
+
+@pytest.mark.parametrize(
+    "given", ["10.0.0.5:8080", "node-5", "ftp://a:1", "http://", "http://[::", "http://a:99999", "http://a/b"]
+)
+def test_an_address_that_other_servers_cannot_use_is_refused(given: str) -> None:
+    with pytest.raises(InvalidInput, match="no address of a server") as error:
+        Settings(node_url=given)
+    assert error.value.details["field"] == "node_url"
+    assert Settings(node_url="https://[::1]:8080/").node_url == "https://[::1]:8080"
