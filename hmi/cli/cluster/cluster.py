@@ -195,9 +195,9 @@ def upgrade(session: CliSession, address: str | None, python: str | None, as_jso
 @pass_session
 def down(session: CliSession, address: str | None, yes: bool, as_json: bool) -> None:
     """Stop all servers in order. Nothing is lost: the bucket has everything."""
-    if not yes:
-        click.confirm("stop all servers of this cluster?", abort=True, err=True)
     found = _running(address)
+    if not yes:
+        click.confirm("Stop all servers of this cluster?", abort=True, err=True)
     import ray
 
     ray.get(found.end.remote())

@@ -64,4 +64,5 @@ def test_what_is_not_there_is_not_asked_about(
 def test_every_command_that_asks_looks_first() -> None:
     asking = {name for name, command in leaves(cli) if any(p.name == "yes" for p in command.params)}
     deleted = {"domain", "file", "model", "model cascade", "root", "tenant"}
-    assert asking == {*(f"{what} delete" for what in deleted), "domain erase", "store remote delete"}
+    others = {"cluster down", "domain erase", "store remote delete"}
+    assert asking == {*(f"{what} delete" for what in deleted), *others}
