@@ -150,7 +150,7 @@ SERVERS = (
         servers.recent_models,
         "For other servers: the models that answered lately, the latest first.",
         ModelNames,
-        kinds=("forbidden",),
+        kinds=("conflict", "forbidden"),
     ),
     Route(
         "POST",
@@ -159,7 +159,7 @@ SERVERS = (
         "For other servers: load models that this one answers from now on.",
         Loaded,
         body=LoadModels,
-        kinds=("forbidden",),
+        kinds=("conflict", "forbidden"),
     ),
 )
 

@@ -39,6 +39,7 @@ async def test_a_replica_answers_with_the_primarys_bits(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = node(folder, tmp_path / "bucket")
+    first.registry.lead("http://first")
     first._housekeeping()  # which puts what the folder had before
     usual, exact = await answers_of(first), await answers_of(first, exact=True)
     second = node(tmp_path / "b", tmp_path / "bucket", role="replica")
