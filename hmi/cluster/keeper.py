@@ -66,7 +66,7 @@ class Keeper:
         reached = address if host in ("0.0.0.0", "::") else host
         self.url = url_of(reached, self._port, tls="HMI_TLS_CERT" in {**os.environ, **spec.settings})
         """Where the server listens, or will."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
         self._wanted, self._ending = True, threading.Event()
         self._changing = threading.RLock()
         self._starts, self._began, self._adopted = 0, 0.0, live_server(self._data) is not None
@@ -156,8 +156,7 @@ class Keeper:
                         log.error("the server in %s cannot be started: %s", self._data, error)
 
     def _lives(self) -> bool:
-        started = self._process is not None and self._process.poll() is None
-        return started or live_server(self._data) is not None
+        return _runs(self._pid) or live_server(self._data) is not None
 
     def _not_before(self) -> float:
         """When the server may be started again: at once, unless it died soon after its last starts."""
@@ -170,16 +169,20 @@ class Keeper:
         command = [self._spec.python, "-P", "-m", "hmi", "serve", "--data", str(self._data)]
         command += ["--bucket", self._spec.bucket, "--role", "replica"]
         command += ["--host", self._host, "--port", str(self._port), "--node-url", self.url]
-        with self._log.open("ab") as sink:
-            # In a session of its own: it must live on when Ray ends this process.
-            self._process = subprocess.Popen(
-                command,
+        told, tell = os.pipe()
+        with self._log.open("ab") as sink, open(told) as answer:
+            # Ray ends the children of a process that ends, and the server must live on: it is nobody's child.
+            starter = subprocess.Popen(
+                [sys.executable, "-c", _DETACHED, str(tell), *command],
                 env={**os.environ, **self._spec.settings},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                start_new_session=True,
+                pass_fds=[tell],
             )
+            os.close(tell)
+            self._pid = int(answer.read() or 0)
+            starter.wait()
         self._began, self._starts, self._adopted = time.monotonic(), self._starts + 1, False
 
     def _stop(self) -> None:
@@ -194,6 +197,31 @@ class Keeper:
                 os.kill(found.pid, signal.SIGKILL)
                 return
             time.sleep(0.1)
+
+
+_DETACHED: Final = """
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.write(int(sys.argv[1]), str(os.getpid()).encode())
+os.close(int(sys.argv[1]))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command in a session of its own, as a child of no process here, and writes its process id."""
+
+
+def _runs(pid: int) -> bool:
+    if not pid:
+        return False
+    try:
+        os.kill(pid, 0)
+        # A container may have no process that takes note of the death of nobody's child.
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except FileNotFoundError:  # there is no /proc
+        return True
+    except OSError:
+        return False
 
 
 def _free_place(root: Path) -> tuple[int, int]:
