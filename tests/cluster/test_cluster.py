@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import HEAD, NODES, PYTHON, Cluster, kill, load
-from tests.e2e.lasting.test_nodes import Nodes
-from tests.tiny import random_texts
+from tests.e2e.lasting.test_nodes import Nodes, with_root
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("KILLS", "2"))
 TENANTS = [f"t{i}" for i in range(12)]
+NONE: dict[str, Any] = {"wrong": [], "lost": [], "failed elsewhere": {}}
 
 
 def has_ray() -> bool:
@@ -32,12 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Iter
     if not has_ray():
         pytest.skip("Ray has an environment of its own")
     work = tmp_path_factory.mktemp("cluster")
-    seed = Nodes(work)
-    first = seed.start("seed", "primary")
-    text = first.file("text", "\n".join(random_texts(300, seed=1)).encode())
-    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
-    jobs = [first.client.request("POST", "/manage/roots", body, files={"text": text})["job"]]
-    assert first.finish(jobs)[0]["state"] == "succeeded"
+    first = with_root(Nodes(work), tiny_source, "seed")
     for tenant in TENANTS:
         first.client.request("POST", "/manage/tenants", {"tenant": tenant})
     bodies = [{"model": f"{t}.e", "domain": "tiny", "task": "embedding"} for t in TENANTS]
@@ -73,8 +68,8 @@ def say(what: str, **figures: Any) -> None:
             out.write(json.dumps({"what": what, **rounded}) + "\n")
 
 
-def survived(cluster: Cluster, name: str, node: str, act: Callable[[], None]) -> None:
-    """Let something happen to a node under load. The others answer every call, rightly; no change is lost."""
+def faults(cluster: Cluster, name: str, node: str, act: Callable[[], None]) -> dict[str, Any]:
+    """Let something happen to a node under load. Returns wrong answers, lost changes, failed calls elsewhere."""
     with load(cluster, name) as seen:
         time.sleep(1.0)
         act()
@@ -96,9 +91,7 @@ def survived(cluster: Cluster, name: str, node: str, act: Callable[[], None]) ->
         whole_s=whole_s,
     )
     assert seen.answers > 0
-    assert seen.wrong == []
-    assert lost == []
-    assert others == {}
+    return {"wrong": seen.wrong, "lost": lost, "failed elsewhere": others}
 
 
 @pytest.mark.parametrize("turn", range(KILLS))
@@ -110,7 +103,7 @@ def test_a_server_is_killed(cluster: Cluster, turn: int) -> None:
         kill(server.pid)
         wait_until(lambda: cluster.server(node) not in (None, server))
 
-    survived(cluster, f"server-{turn}", node, act)
+    assert faults(cluster, f"server-{turn}", node, act) == NONE
 
 
 @pytest.mark.parametrize("turn", range(KILLS))
@@ -124,7 +117,7 @@ def test_a_node_is_killed(cluster: Cluster, turn: int) -> None:
         time.sleep(2.0)
         cluster.start_ray(node)
 
-    survived(cluster, f"node-{turn}", node, act)
+    assert faults(cluster, f"node-{turn}", node, act) == NONE
 
 
 @pytest.mark.parametrize("turn", range((KILLS + 1) // 2))
@@ -144,7 +137,7 @@ def test_the_head_is_killed(cluster: Cluster, turn: int) -> None:
             cluster.start_ray(node)
         cluster.up()
 
-    survived(cluster, f"head-{turn}", HEAD if with_server else "", act)
+    assert faults(cluster, f"head-{turn}", HEAD if with_server else "", act) == NONE
     kept = [node for node in NODES if not (with_server and node == HEAD)]
     assert {node: cluster.server(node).pid for node in kept} == {node: servers[node] for node in kept}
 
@@ -176,3 +169,4 @@ def test_the_number_of_servers_follows(cluster: Cluster) -> None:
     wait_until(lambda: sum(cluster.server(node) is not None for node in NODES) == 2, 120.0)
     cluster.hmi("scale", "3")
     cluster.await_whole()
+    assert all(cluster.server(node) is not None for node in NODES)

@@ -1,4 +1,4 @@
-"""What both parts of `bench cluster` share: the load, Ray Serve as a server, and figures of loads in turn."""
+"""Parts of `bench cluster`: the load, Ray Serve as a server, and the figures of loads in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClusterPlan:
 
 
 class Bench:
-    """What all arms share: HMI's data folder, the texts, the client, and how a peer is started."""
+    """HMI's data folder, the texts and the client of all arms. It also starts peers."""
 
     def __init__(self, plan: ClusterPlan, python: Path, home: Home, folder: Path, sender: LoadClient) -> None:
         self.plan, self.home, self.folder, self.sender = plan, home, folder, sender
@@ -78,8 +78,8 @@ class Bench:
     ) -> Load:
         """Send texts for tenants by Zipf to the first of the servers, which all take part in the answers.
 
-        Each time other tenants are drawn, so that no cache has seen them. least: so many calls, in place of
-        the plan's time.
+        Each run draws other tenants, so that no cache has seen them. least: the number of calls to make, in
+        place of the plan's time.
         """
         self._phases += 1
         drawn = tenants_in_turn("zipf", len(targets), TURN, self._phases).tolist()
@@ -101,7 +101,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Load:
-    """What was seen, and the CPU milliseconds of a call at the servers, without what they take when idle."""
+    """The figures of a load, and the CPU milliseconds of a call at the servers, less what they take idle."""
 
     seen: LoadFigures
     cpu_ms: float

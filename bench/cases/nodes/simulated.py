@@ -54,7 +54,7 @@ QUICK = SimulatedPlan(12, 3, 10.0, 2.0, 3.0, 0.5)
 
 @dataclass(frozen=True)
 class _Used:
-    """What one phase took: CPU seconds of the event loop, of the other threads and of the client; metrics."""
+    """The figures of one phase: CPU seconds of event loop, other threads and client; metrics."""
 
     seen: LoadFigures
     loop_s: float
@@ -236,7 +236,7 @@ def _costs(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) 
 
 
 def _pool(plan: SimulatedPlan) -> int:
-    """Memory for so many modules, whose sizes differ a little."""
+    """Bytes for the plan's number of modules. Their sizes differ a little."""
     return int((plan.pool_modules + 0.5) * Costs().module_bytes)
 
 

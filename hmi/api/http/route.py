@@ -96,7 +96,7 @@ class Route:
 
     @property
     def manages(self) -> bool:
-        """Whether the call manages. Of servers that share a bucket, only the primary answers it."""
+        """Whether the call manages. If servers share a bucket, only the primary answers it."""
         return self.scope in ("manage", "admin") and not self.here
 
     @property

@@ -44,7 +44,7 @@ class Ring:
         self._orders: dict[str, list[str]] = {}
         """`ranked` by tenant. Emptied when the servers change, and when it is large."""
         self._failures: dict[str, int] = {}
-        """How often each server could not be reached, in a row."""
+        """The number of failures in a row, by server."""
         self._free_at: dict[tuple[str, str | None], float] = {}
         """When a server is no longer full, by server and tenant; or reachable, for the tenant None."""
 

@@ -37,6 +37,10 @@ WAITS: Final = "X-HMI-Wait-Seconds"
 AT: Final = "X-HMI-Position"
 """The header with how far a server has followed the journal. The other one does not answer from less, so that
 nobody sees an older version after a newer one."""
+REACH_S: Final = 1.0
+"""Longest time that a call waits until this server has followed the journal far enough."""
+ALONE_S: Final = 5.0
+"""No call waits for the bucket for this many seconds after one did so in vain."""
 RECENT_S: Final = 3600.0
 """Models that answered within this many seconds are loaded by the server that answers them next."""
 COMING_S: Final = 20.0
@@ -65,6 +69,9 @@ class Servers:
         self._ring = Ring(self.me)
         self._generation = -1
         self._position = self._heard_at = 0
+        self._catching: asyncio.Future[bool] | None = None
+        self._alone_until = 0.0
+        """Until then, on the monotonic clock, the bucket is not asked for the sake of a call."""
         self._gone_since: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
         self.passed = self.answered = 0
@@ -122,10 +129,22 @@ class Servers:
             self._ring.set({server.node: server.url for server in self._registry.servers()})
 
     async def _reach(self, position: int) -> None:
-        """Follow the journal at least to a position. Raises Unavailable."""
-        if position > self._position:
-            await asyncio.to_thread(self._registry.catch_up)
-            self._refresh()
+        """Follow the journal at least to a position. Raises Unavailable if that takes long or fails."""
+        if position <= self._position:
+            return
+        if time.monotonic() < self._alone_until:
+            raise _behind()
+        if self._catching is None or self._catching.done():
+            # One for all calls: each holds a thread for as long as the bucket is silent.
+            self._catching = asyncio.ensure_future(asyncio.to_thread(self._registry.catch_up))
+            self._catching.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(REACH_S):
+                await asyncio.shield(self._catching)
+        except (TimeoutError, HmiError) as error:
+            self._alone_until = time.monotonic() + ALONE_S
+            raise _behind() from error
+        self._refresh()
 
     def _hear(self, server: str, tenant: str, headers: Mapping[str, str]) -> None:
         with suppress(ValueError):
@@ -172,7 +191,7 @@ class Servers:
         return dict(self._ring.servers)
 
     async def ask_for_view(self, url: str, request: web.BaseRequest) -> Any:
-        """What another server says of itself to the caller of `request`; None if it says nothing."""
+        """Another server's view of itself, for the caller of `request`; None if it gives none."""
         given = request.headers.get("Authorization")
         return await self._between(
             "GET", f"{url}/manage/server", headers={} if given is None else {"Authorization": given}
@@ -284,6 +303,12 @@ class Servers:
             if at - since >= GONE_S:
                 log.warning("%s has not answered for %d s, and is taken off the list", others[node], GONE_S)
                 await asyncio.to_thread(self._registry.leave, node)
+
+
+def _behind() -> Unavailable:
+    return Unavailable(
+        "this server could not follow the bucket just now: another one may answer", retry_after_s=1
+    )
 
 
 def _is_first(server: str, model: ModelId, servers: Iterable[str]) -> bool:

@@ -4,7 +4,6 @@ checkpoint."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,17 @@ import pytest
 from hmi.stores.bucket import Bucket
 from hmi.stores.records.registry import Registry
 from tests.e2e.lasting.test_kill import Lab, fine_tune
-from tests.e2e.lasting.test_nodes import Nodes, answers, succeeded, update
+from tests.e2e.lasting.test_nodes import Nodes, answers, nodes, succeeded, update, with_root
 from tests.tiny import random_texts
 from tests.waiting import wait_until
 
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    found = Nodes(tmp_path_factory.mktemp("elsewhere"))
-    yield found
-    for lab in found.running:
-        if lab.server is not None:
-            lab.kill()
+__all__ = ["nodes"]
 
 
 @pytest.fixture(scope="module")
 def primary(nodes: Nodes, tiny_source: Path) -> Lab:
     """It imports a root, and then runs no jobs."""
-    lab = nodes.start("first", "primary")
-    text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
-    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
-    succeeded(lab, lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"])
+    lab = with_root(nodes, tiny_source)
     lab.client.request("POST", "/manage/tenants", {"tenant": "acme"})
     lab.kill()
     lab.arguments += ("--job-workers", "0")

@@ -52,12 +52,18 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             lab.kill()
 
 
-@pytest.fixture(scope="module")
-def primary(nodes: Nodes, tiny_source: Path) -> Lab:
-    lab = nodes.start("first", "primary")
+def with_root(nodes: Nodes, tiny_source: Path, name: str = "first") -> Lab:
+    """Start a primary, and import the root `tiny`."""
+    lab = nodes.start(name, "primary")
     text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
     body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
     succeeded(lab, lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"])
+    return lab
+
+
+@pytest.fixture(scope="module")
+def primary(nodes: Nodes, tiny_source: Path) -> Lab:
+    lab = with_root(nodes, tiny_source)
     lab.client.request("POST", "/manage/tenants", {"tenant": "acme"})
     corpus = lab.file("corpus", "\n".join(random_texts(500, seed=3)).encode())
     body = {"domain": "tiny/news", "alpha": 100}

@@ -16,8 +16,7 @@ import pytest
 from hmi.api.nodes.ring import ranked
 from hmi.errors import HmiError
 from tests.e2e.lasting.test_kill import Lab, fine_tune
-from tests.e2e.lasting.test_nodes import Nodes, nodes, succeeded, tenants, update, version
-from tests.tiny import random_texts
+from tests.e2e.lasting.test_nodes import Nodes, nodes, succeeded, tenants, update, version, with_root
 from tests.waiting import wait_until
 
 __all__ = ["nodes"]
@@ -26,10 +25,7 @@ TENANTS = [f"t{i}" for i in range(8)]
 
 @pytest.fixture(scope="module")
 def servers(nodes: Nodes, tiny_source: Any) -> list[Lab]:
-    first = nodes.start("first", "primary")
-    text = first.file("text", "\n".join(random_texts(300, seed=1)).encode())
-    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
-    succeeded(first, first.client.request("POST", "/manage/roots", body, files={"text": text})["job"])
+    first = with_root(nodes, tiny_source)
     for tenant in ("acme", *TENANTS):
         first.client.request("POST", "/manage/tenants", {"tenant": tenant})
     jobs = [fine_tune(first, "acme.first", epochs=1)]
