@@ -69,7 +69,7 @@ def say(what: str, **figures: Any) -> None:
 
 
 def faults(cluster: Cluster, name: str, node: str, act: Callable[[], None]) -> dict[str, Any]:
-    """Let something happen to a node under load. Returns wrong answers, lost changes, failed calls elsewhere."""
+    """Let something happen to a node under load. Returns what was wrong, lost, or failed elsewhere."""
     with load(cluster, name) as seen:
         time.sleep(1.0)
         act()
