@@ -1,13 +1,13 @@
-"""A cluster on this machine: Ray with three nodes on loopback addresses of their own, and a bucket. Each node
-has a server and a data folder of its own."""
+"""A cluster on this machine: Ray with three nodes and a bucket. Each node has a server and a data folder of
+its own, and where the machine allows it a network namespace; else a loopback address."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,9 +26,11 @@ from hmi.errors import HmiError
 
 PYTHON = str(Path(os.environ.get("HMI_CLUSTER", sys.executable)).absolute())
 """The interpreter that has Ray."""
-HEAD = "127.0.0.2"
-NODES = (HEAD, "127.0.0.3", "127.0.0.4")
-RAY_PORT, SERVER_PORT = 6390, 18090
+APART = os.geteuid() == 0 and bool(shutil.which("ip")) and bool(shutil.which("nsenter"))
+"""Whether nodes have network namespaces of their own, joined by a bridge."""
+NODES = tuple(f"10.213.0.{i}" if APART else f"127.0.0.{i}" for i in (2, 3, 4))
+HEAD, BRIDGE = NODES[0], "10.213.0.1"
+RAY_PORT, REDIS_PORT, SERVER_PORT = 6390, 6391, 18090
 ROUND_S = 240.0
 
 
@@ -38,7 +40,8 @@ class Cluster:
 
     work: Path
     tenants: list[str]
-    redis: bool = False
+    redis: subprocess.Popen[bytes] | None = None
+    """Where Ray's head keeps what it knows, if anywhere."""
     rays: dict[str, list[int]] = field(default_factory=dict)
     """The processes of each node's Ray, by address."""
     right: dict[str, list[float]] = field(default_factory=dict)
@@ -65,12 +68,19 @@ class Cluster:
             # A node whose head is away waits this long for it, and then ends.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
             "OMP_NUM_THREADS": "1",
+            **({"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"} if self.redis else {}),
         }
+
+    def start_redis(self) -> None:
+        """Let the head keep what it knows in Redis, beside its Ray, from its next start on."""
+        command = [*inside(HEAD), "redis-server", "--bind", HEAD, "--port", str(REDIS_PORT), "--save", ""]
+        self.redis = subprocess.Popen([*command, "--protected-mode", "no"], stdout=subprocess.DEVNULL)
 
     def start_ray(self, node: str) -> None:
         before = set(processes("ray"))
         first = 20000 + 300 * NODES.index(node)
-        command = [PYTHON, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={node}", "--num-cpus=1"]
+        command = [*inside(node), PYTHON, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={node}"]
+        command += ["--num-cpus=1"]
         command += [f"--min-worker-port={first}", f"--max-worker-port={first + 200}", "--disable-usage-stats"]
         command += ["--object-store-memory=80000000", '--resources={"hmi_server": 1}']
         if node == HEAD:
@@ -88,7 +98,8 @@ class Cluster:
             kill(pid)
 
     def hmi(self, *arguments: str) -> Any:
-        command = [PYTHON, "-m", "hmi", "cluster", *arguments, "--address", f"{HEAD}:{RAY_PORT}", "--json"]
+        command = [*inside(HEAD), PYTHON, "-m", "hmi", "cluster", *arguments]
+        command += ["--address", f"{HEAD}:{RAY_PORT}", "--json"]
         done = subprocess.run(
             command, env=self.environment(HEAD), capture_output=True, text=True, timeout=2 * ROUND_S
         )
@@ -206,6 +217,51 @@ def load(cluster: Cluster, name: str) -> Iterator[Load]:
             thread.join()
 
 
+@contextmanager
+def networks() -> Iterator[None]:
+    """While the block runs, each node has its network, if this machine gives it one."""
+    if not APART:
+        yield
+        return
+    _remove_networks()
+    _ip("link add hmibr type bridge", f"addr add {BRIDGE}/24 dev hmibr", "link set hmibr up")
+    for node in NODES:
+        name, link = _name(node), f"v{_name(node)}"
+        _ip(f"netns add {name}", f"link add {link} type veth peer name eth0 netns {name}")
+        _ip(f"link set {link} master hmibr up", f"-n {name} addr add {node}/24 dev eth0")
+        _ip(f"-n {name} link set eth0 up", f"-n {name} link set lo up")
+    try:
+        yield
+    finally:
+        _remove_networks()
+
+
+def connect(node: str, *, up: bool) -> None:
+    """Cut a node off from all others and from the callers, or connect it again. Its bucket stays."""
+    _ip(f"link set v{_name(node)} {'up' if up else 'down'}")
+
+
+def inside(node: str) -> list[str]:
+    """What runs a command in the network of a node."""
+    return ["nsenter", f"--net=/run/netns/{_name(node)}"] if APART else []
+
+
+def _name(node: str) -> str:
+    return f"hmi{node.rpartition('.')[2]}"
+
+
+def _remove_networks() -> None:
+    for node in NODES:
+        subprocess.run(["ip", "netns", "del", _name(node)], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"v{_name(node)}"], capture_output=True)
+    subprocess.run(["ip", "link", "del", "hmibr"], capture_output=True)
+
+
+def _ip(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True)
+
+
 def processes(name: str) -> list[int]:
     """The processes of this user whose command line contains a name."""
     found = []
@@ -221,8 +277,3 @@ def processes(name: str) -> list[int]:
 def kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def is_free(address: str, port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex((address, port)) != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.lab import HEAD, NODES, PYTHON, Cluster, kill, load
+from tests.cluster.lab import APART, HEAD, NODES, PYTHON, Cluster, connect, kill, load, networks
 from tests.e2e.lasting.test_nodes import Nodes, with_root
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("KILLS", "2"))
+REDIS = bool(shutil.which("redis-server")) and os.environ.get("REDIS") != "0"
+"""Whether what Ray's head knows is kept in Redis."""
 TENANTS = [f"t{i}" for i in range(12)]
 NONE: dict[str, Any] = {"wrong": [], "lost": [], "failed elsewhere": {}}
 
@@ -42,8 +45,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Iter
     first.server.terminate()
     assert first.server.wait(60) == 0
     found = Cluster(work, TENANTS)
+    with networks():
+        yield from running(found)
+
+
+def running(found: Cluster) -> Iterator[Cluster]:
+    """Ray and the servers, until the tests end."""
     began = time.monotonic()
     try:
+        if REDIS:
+            found.start_redis()
         for node in NODES:
             found.start_ray(node)
         started = time.monotonic()
@@ -58,6 +69,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Iter
         for node in NODES:
             if (server := found.server(node)) is not None:
                 kill(server.pid)
+        if found.redis is not None:
+            found.redis.kill()
+            found.redis.wait()
 
 
 def say(what: str, **figures: Any) -> None:
@@ -120,9 +134,26 @@ def test_a_node_is_killed(cluster: Cluster, turn: int) -> None:
     assert faults(cluster, f"node-{turn}", node, act) == NONE
 
 
+@pytest.mark.skipif(not APART, reason="nodes have no network of their own here")
+@pytest.mark.parametrize("turn", range((KILLS + 1) // 2))
+def test_a_node_is_cut_off(cluster: Cluster, turn: int) -> None:
+    """No one reaches a node for a while, though its server runs. Each other time it is the primary."""
+    node = str(cluster.primary())
+    if turn % 2:
+        node = next(one for one in NODES[1:] if one != node)
+
+    def act() -> None:
+        connect(node, up=False)
+        time.sleep(10.0)  # Ray waits longer for its nodes
+        connect(node, up=True)
+
+    assert faults(cluster, f"cut-{turn}", node, act) == NONE
+
+
 @pytest.mark.parametrize("turn", range((KILLS + 1) // 2))
 def test_the_head_is_killed(cluster: Cluster, turn: int) -> None:
-    """Ray's head dies, with its server or without. The others go on without it; `cluster up` adopts them."""
+    """Ray's head dies, with its server or without. The others go on without it. With Redis it comes back;
+    without it, the other nodes' Ray ends, and `cluster up` adopts the servers."""
     with_server = turn % 2 == 1
     servers = {node: cluster.server(node).pid for node in NODES}
 
@@ -130,6 +161,11 @@ def test_the_head_is_killed(cluster: Cluster, turn: int) -> None:
         if with_server:
             kill(servers[HEAD])
         cluster.kill_ray(HEAD)
+        if cluster.redis is not None:
+            time.sleep(2.0)
+            cluster.start_ray(HEAD)
+            wait_until(lambda: len(cluster.hmi("status")["servers"]) == len(NODES), 120.0)
+            return
         time.sleep(25.0)  # until the other nodes' Ray has given up
         for node in NODES[1:]:
             cluster.kill_ray(node)
@@ -137,7 +173,7 @@ def test_the_head_is_killed(cluster: Cluster, turn: int) -> None:
             cluster.start_ray(node)
         cluster.up()
 
-    assert faults(cluster, f"head-{turn}", HEAD if with_server else "", act) == NONE
+    assert faults(cluster, f"head{'-redis' * REDIS}-{turn}", HEAD if with_server else "", act) == NONE
     kept = [node for node in NODES if not (with_server and node == HEAD)]
     assert {node: cluster.server(node).pid for node in kept} == {node: servers[node] for node in kept}
 

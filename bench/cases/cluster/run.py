@@ -57,7 +57,9 @@ def _hosts(bench: Bench, arms: Sequence[str], report: Report) -> Iterator[Figure
     plan, home = bench.plan, bench.home
     report("the peer's models")
     folder = bench.write()
-    with running(hmi(copied(home, bench.folder / "alone"), *NO_JOBS), bench.folder) as alone:
+    # Ray Serve computes in two replicas. HMI gets as many threads.
+    arm = hmi(copied(home, bench.folder / "alone"), *NO_JOBS, "--streams", "2")
+    with running(arm, bench.folder) as alone:
         chosen = wait_chosen(alone, bench.sender, home, plan.pairs == 1)
         asked = [target(alone.arm, home, i) for i in range(plan.tenants)]
         bench.load([alone], asked, CALLERS[-1], plan.warm_calls * plan.tenants)

@@ -30,6 +30,8 @@ from hmi.cluster.simulation.run import simulate
 REPLICAS, TEXTS, SEEDS = 3, 256, 10
 GOAL = 0.2
 """The most by which a prediction may miss, as a part of what was measured."""
+MEMORY_GOAL = 0.95
+"""The part of calls that find their module in memory, beside one server with the memory of all."""
 SHORT, LONG, MANY = 16, 112, 8
 FRESH_S = 1.2
 """Metrics are up to a second old."""
@@ -105,6 +107,12 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
             real = _real(plan, home, servers)
             others = (before + _others(plan, home, single, sender)) / 2
             yield Figure("others", others, "threads")
+            report("one server with the memory of all")
+            pool = {"HMI_POOL_BYTES": str(REPLICAS * _pool(plan))}
+            arm = hmi(copied(home, folder / "one"), *NO_JOBS, "--no-improve", name="one", **pool)
+            one = _real(plan, home, [stack.enter_context(running(arm, folder))])
+            yield Figure("in_memory_one", one["in_memory"], "share")
+            yield Figure("in_memory_over_one", real["in_memory"] / one["in_memory"], "x", MEMORY_GOAL)
         routing: Routing = "tenant" if real["passed"] else "random"
         mean = float(np.exp(MEAN_LOG + SPREAD_LOG**2 / 2))
         load = Load(plan.calls_s, plan.tenants, tokens=mean, spread=SPREAD_LOG, domains=1, ngrams=50_000)
