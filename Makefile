@@ -84,7 +84,7 @@ stress: setup ## the slow tests, the battery at full counts, and new random exam
 # versions.
 clients: ## test LangChain, LlamaIndex and LiteLLM unmodified, in .venv-clients
 tools: ## test files that spaCy, datasets, Label Studio and doccano write themselves, in .venv-tools
-cluster: ## test many servers under Ray, in .venv-cluster (KILLS=20: how often each is killed)
+cluster: ## test many servers under Ray, in .venv-cluster (KILLS=20 AWAY=600: kills of each, seconds without a bucket)
 clients: APART := tests/e2e/protocols/test_embedding_clients.py tests/e2e/protocols/test_writing_clients.py
 tools: APART := tests/tools
 cluster: APART := tests/cluster

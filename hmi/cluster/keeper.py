@@ -74,7 +74,8 @@ class Keeper:
         self._watching.start()
 
     def state(self) -> dict[str, Any]:
-        """How the server stands: `url`, `place`, `starts`, `adopted`, and `view`, null unless it answers."""
+        """How the server stands: `url`, `place`, `starts`, `adopted`, `view`, null unless it answers, and
+        `ended`, the last line that it wrote, null while it lives."""
         found = live_server(self._data)
         view: Any = None
         if found is not None and found.url:
@@ -89,6 +90,7 @@ class Keeper:
             "starts": self._starts,
             "adopted": self._adopted,
             "view": view,
+            "ended": None if self._lives() or not self._starts else _last_line(self._log),
         }
 
     def lead(self) -> None:
@@ -222,6 +224,11 @@ def _runs(pid: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else "it wrote nothing"
 
 
 def _free_place(root: Path) -> tuple[int, int]:

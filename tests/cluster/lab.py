@@ -40,6 +40,8 @@ class Cluster:
 
     work: Path
     tenants: list[str]
+    key: str
+    """An administrator's: servers listen on more than loopback."""
     redis: subprocess.Popen[bytes] | None = None
     """Where Ray's head keeps what it knows, if anywhere."""
     rays: dict[str, list[int]] = field(default_factory=dict)
@@ -56,10 +58,11 @@ class Cluster:
     def environment(self, node: str) -> dict[str, str]:
         source = str(Path(hmi.__file__).parent.parent)
         return {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "HMI_CLUSTER"},
             "PYTHONPATH": os.pathsep.join([source, f"{source}/kernels"]),
             "HMI_DATA": str(self.data(node)),
             "HMI_HOST": node,
+            "HMI_KEY": self.key,
             "HMI_PORT": str(SERVER_PORT),
             "HMI_IMPROVE": "false",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -96,6 +99,10 @@ class Cluster:
     def kill_ray(self, node: str) -> None:
         for pid in self.rays.pop(node):
             kill(pid)
+        if node == HEAD:
+            # Nodes of this machine share the file and the list of processes by which Ray would find that a head
+            # runs here.
+            Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
 
     def hmi(self, *arguments: str) -> Any:
         command = [*inside(HEAD), PYTHON, "-m", "hmi", "cluster", *arguments]
@@ -114,7 +121,7 @@ class Cluster:
         return live_server(self.data(node) / "1")
 
     def client(self, node: str) -> HttpClient:
-        return HttpClient(f"http://{node}:{SERVER_PORT}", timeout_s=30.0)
+        return HttpClient(f"http://{node}:{SERVER_PORT}", self.key, timeout_s=30.0)
 
     def view(self, node: str) -> dict[str, Any] | None:
         with suppress(HmiError):

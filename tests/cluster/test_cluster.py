@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from hmi.errors import HmiError
 from tests.cluster.lab import APART, HEAD, NODES, PYTHON, Cluster, connect, kill, load, networks
 from tests.e2e.lasting.test_nodes import Nodes, with_root
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("KILLS", "2"))
+AWAY_S = float(os.environ.get("AWAY", "20"))
+"""For how long the bucket is away."""
 REDIS = bool(shutil.which("redis-server")) and os.environ.get("REDIS") != "0"
 """Whether what Ray's head knows is kept in Redis."""
 TENANTS = [f"t{i}" for i in range(12)]
@@ -44,7 +48,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Iter
     assert first.server is not None
     first.server.terminate()
     assert first.server.wait(60) == 0
-    found = Cluster(work, TENANTS)
+    command = [sys.executable, "-m", "hmi", "key", "create", "--admin", "--json", "--data", str(first.data)]
+    where = {**os.environ, "HMI_BUCKET": str(work / "bucket")}
+    made = subprocess.run(command, env=where, capture_output=True, check=True)
+    found = Cluster(work, TENANTS, json.loads(made.stdout)["key"])
     with networks():
         yield from running(found)
 
@@ -176,6 +183,29 @@ def test_the_head_is_killed(cluster: Cluster, turn: int) -> None:
     assert faults(cluster, f"head{'-redis' * REDIS}-{turn}", HEAD if with_server else "", act) == NONE
     kept = [node for node in NODES if not (with_server and node == HEAD)]
     assert {node: cluster.server(node).pid for node in kept} == {node: servers[node] for node in kept}
+
+
+def test_the_bucket_is_away(cluster: Cluster) -> None:
+    """All calls are answered meanwhile, and no change is acknowledged that is not there afterwards."""
+    aside = cluster.bucket.with_name("aside")
+
+    def act() -> None:
+        cluster.bucket.rename(aside)
+        cluster.bucket.write_text("a file, so that nothing can be read or written below it")
+        time.sleep(AWAY_S)
+        cluster.bucket.unlink()
+        aside.rename(cluster.bucket)
+        wait_until(lambda: creates(cluster, "back"), 60.0)
+
+    assert faults(cluster, "away-0", "", act) == NONE
+
+
+def creates(cluster: Cluster, tenant: str) -> bool:
+    try:
+        cluster.client(HEAD).request("POST", "/manage/tenants", {"tenant": tenant})
+    except HmiError:
+        return False
+    return True
 
 
 def test_all_servers_are_started_anew_under_load(cluster: Cluster) -> None:

@@ -17,11 +17,11 @@ from typing import Final
 import xxhash
 
 FULL_S: Final = 0.25
-"""A server is full for a tenant while a text of that tenant would wait there for longer than this."""
-AWAY_S: Final = 5.0
-"""A server that could not be reached is not asked for this many seconds, and for twice as many each further
-time in a row: a call that finds out costs its caller seconds if a machine has vanished."""
-MOST_AWAY_S: Final = 60.0
+"""A server is full for a tenant while a call of that tenant would wait there for longer than this."""
+WIDEN_S: Final = 0.25
+"""Shortest time between two servers that begin to answer a tenant: the first must have had time to help."""
+NARROW_S: Final = 30.0
+"""One server less answers a tenant after this many seconds without much waiting."""
 
 
 def ranked(tenant: str, servers: Collection[str]) -> list[str]:
@@ -43,59 +43,88 @@ class Ring:
         self._servers: Mapping[str, str] = {}
         self._orders: dict[str, list[str]] = {}
         """`ranked` by tenant. Emptied when the servers change, and when it is large."""
-        self._failures: dict[str, int] = {}
-        """The number of failures in a row, by server."""
-        self._free_at: dict[tuple[str, str | None], float] = {}
-        """When a server is no longer full, by server and tenant; or reachable, for the tenant None."""
+        self._wide: dict[str, tuple[int, float]] = {}
+        """How many servers answer a tenant, if they are several, and when that was last as it should be."""
+        self._turns = 0
+        self._free_at: dict[tuple[str, str], float] = {}
+        """When a server is no longer full, by server and tenant."""
+        self._away: set[str] = set()
 
     @property
     def servers(self) -> Mapping[str, str]:
         """The URLs of all servers that answer, by id. This one is among them if it does."""
         return self._servers
 
+    @property
+    def away(self) -> Collection[str]:
+        """The servers that could not be reached when they were last asked."""
+        return self._away
+
     def set(self, servers: Mapping[str, str]) -> None:
         """These are the servers from now on."""
         if servers != self._servers:
             self._servers = dict(servers)
-            self._failures = {one: n for one, n in self._failures.items() if one in servers}
+            self._away &= servers.keys()
             self._orders.clear()
 
     def choose(self, tenant: str, waits_s: float, at: float) -> str:
         """Return the id of the server that should answer a call: the first of the tenant's order that is
-        neither full nor away. If none is, this one.
+        neither full nor away. If none is, this one. If several answer the tenant, they take turns.
 
-        waits_s: how long a text of the tenant would wait on this server.
+        waits_s: how long a call of the tenant would wait on this server.
         """
         if len(self._servers) < 2 and self._me in self._servers:
             return self._me
-        for server in self._order(tenant):
+        for server in self._turn(tenant):
             if server == self._me:
                 if waits_s <= FULL_S:
                     return server
-            elif not self._is_full(server, tenant, at):
+                self._spread(tenant, waits_s, at)
+            elif server not in self._away and self._free_at.get((server, tenant), at) <= at:
                 return server
         return self._me
 
     def heard(self, server: str, tenant: str, waits_s: float, at: float) -> None:
-        """A server has said how long a text of the tenant would wait there."""
-        self._failures.pop(server, None)
+        """A server has said how long a call of the tenant would wait there."""
+        self._away.discard(server)
         if waits_s > FULL_S:
             self._free_at[server, tenant] = at + waits_s - FULL_S
-            self._forget(at)
+            if len(self._free_at) > _MOST_FULL:
+                self._free_at = {key: until for key, until in self._free_at.items() if until > at}
         else:
             self._free_at.pop((server, tenant), None)
+        self._spread(tenant, waits_s, at)
 
-    def failed(self, server: str, at: float) -> None:
-        """A server could not be reached."""
-        before = self._failures.get(server, 0)
-        self._failures[server] = before + 1
-        self._free_at[server, None] = at + min(AWAY_S * 2.0 ** min(before, 10), MOST_AWAY_S)
-        self._forget(at)
+    def failed(self, server: str) -> None:
+        """A server could not be reached. No call is passed to it until it is `found`."""
+        self._away.add(server)
 
-    def _is_full(self, server: str, tenant: str, at: float) -> bool:
-        if not self._free_at:
-            return False
-        return self._free_at.get((server, tenant), at) > at or self._free_at.get((server, None), at) > at
+    def found(self, server: str) -> None:
+        """A server answers again."""
+        self._away.discard(server)
+
+    def _spread(self, tenant: str, waits_s: float, at: float) -> None:
+        """Let one server more answer a tenant, or one less, by what its calls wait at one of them."""
+        count, since = self._wide.get(tenant, (1, at - WIDEN_S))
+        if waits_s > FULL_S:
+            if at - since >= WIDEN_S:
+                self._wide[tenant] = min(count + 1, len(self._servers)), at
+        elif count > 1 and waits_s > FULL_S / 2:  # as many as are needed
+            self._wide[tenant] = count, at
+        elif count > 1 and at - since >= NARROW_S:
+            self._wide[tenant] = count - 1, at
+            if count == 2:
+                del self._wide[tenant]
+
+    def _turn(self, tenant: str) -> list[str]:
+        """The tenant's order. Of those that answer it, another one is first each time."""
+        order = self._order(tenant)
+        count = min(self._wide.get(tenant, (1, 0.0))[0], len(order))
+        if count < 2:
+            return order
+        self._turns += 1
+        at = self._turns % count
+        return [*order[at:count], *order[:at], *order[count:]]
 
     def _order(self, tenant: str) -> list[str]:
         order = self._orders.get(tenant)
@@ -104,10 +133,6 @@ class Ring:
                 self._orders.clear()
             order = self._orders[tenant] = ranked(tenant, self._servers)
         return order
-
-    def _forget(self, at: float) -> None:
-        if len(self._free_at) > _MOST_FULL:
-            self._free_at = {key: until for key, until in self._free_at.items() if until > at}
 
 
 _MOST_ORDERS: Final = 65536

@@ -49,10 +49,15 @@ LEAVING_S: Final = 8.0
 """Longest time that a server takes to let others load what it answered."""
 SEEN_S: Final = 3 * LOOK_S
 """Time after which all others have seen that a server left."""
-HUNG_S: Final = 2.0
+HUNG_S: Final = 0.5
 """A server that has not begun to answer after this many seconds is asked whether it lives."""
+ALIVE_S: Final = 1.0
+"""A server that lives says so within this many seconds."""
 LOOK_ROUND_S: Final = 5.0
-"""Interval at which the primary looks whether the others live, and each server whether it is listed."""
+"""Interval at which each server looks whether it is listed, and whether those live that it could not reach;
+the primary looks at all."""
+LAG_EVERY_S: Final = 0.1
+"""Interval at which a server measures how late its event loop is."""
 GONE_S: Final = 30.0
 """A server that has not been reached for this many seconds is taken off the list. It may enter again."""
 MOST_MODELS: Final = 10_000
@@ -73,7 +78,11 @@ class Servers:
         self._alone_until = 0.0
         """Until then, on the monotonic clock, the bucket is not asked for the sake of a call."""
         self._gone_since: dict[str, float] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._probes: dict[str, asyncio.Future[bool]] = {}
+        """Whether a server lives, by URL, as far as it is being asked."""
+        self._lag_s = 0.0
+        """How long a call waits until the event loop sees it."""
+        self._tasks: list[asyncio.Task[None]] = []
         self.passed = self.answered = 0
         """Calls that another server answered; and those that were answered for another server."""
 
@@ -98,7 +107,7 @@ class Servers:
             if self._is_from_server(request):
                 await self._reach(int(request.headers.get(AT, 0)))
             return None
-        server = self._ring.choose(tenant, self._inference.engine.wait_s(tenant), time.monotonic())
+        server = self._ring.choose(tenant, self._wait_s(tenant), time.monotonic())
         if server != self.me:
             answer = await self._ask(server, request, request_id, body)
             if answer is not None:
@@ -113,8 +122,12 @@ class Servers:
 
     def note_wait(self, tenant: str, headers: Any) -> None:
         """Tell the server that passed on a call of this tenant how this one stands."""
-        headers[WAITS] = f"{self._inference.engine.wait_s(tenant):.3f}"
+        headers[WAITS] = f"{self._wait_s(tenant):.3f}"
         headers[AT] = str(self._position)
+
+    def _wait_s(self, tenant: str) -> float:
+        """How long a call of the tenant would wait here: for the event loop, and then for a batch."""
+        return self._lag_s + self._inference.engine.wait_s(tenant)
 
     def _is_from_server(self, request: web.BaseRequest) -> bool:
         given = request.headers.get(KEY, "").encode(errors="replace")
@@ -168,16 +181,24 @@ class Servers:
             log.warning(
                 "%s does not answer (%s): its tenants are answered elsewhere", url, type(error).__name__
             )
-            self._ring.failed(server, time.monotonic())
+            self._ring.failed(server)
             return None
         finally:
             asking.cancel()
 
     async def _lives(self, url: str) -> bool:
+        """Return whether a server answers. All calls that wait for it ask once."""
+        probe = self._probes.get(url)
+        if probe is None:
+            probe = self._probes[url] = asyncio.ensure_future(self._probe(url))
+            probe.add_done_callback(lambda _: self._probes.pop(url))
+        return await asyncio.shield(probe)
+
+    async def _probe(self, url: str) -> bool:
         import aiohttp
 
         try:
-            limit = aiohttp.ClientTimeout(total=HUNG_S)
+            limit = aiohttp.ClientTimeout(total=ALIVE_S)
             async with self._forwarder.client().get(f"{url}/healthz", timeout=limit) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
@@ -216,15 +237,15 @@ class Servers:
         except TimeoutError:
             log.info("calls come before all models are loaded that this server answers from now on")
         await self._enter()
-        self._watching = asyncio.create_task(self._watch())
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._measure_lag())]
 
     async def leave(self) -> None:
         """Let others load what this server answered, and get no more of their calls."""
-        if self._watching is None:
+        if not self._tasks:
             return
-        self._watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watching
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._refresh()
         others = {node: at for node, at in self._ring.servers.items() if node != self.me}
         with suppress(TimeoutError):
@@ -287,21 +308,32 @@ class Servers:
                 self._refresh()
                 if self._ring.servers.get(self.me) != self.url:
                     await self._enter()
-                if self._registry.is_primary():
-                    await self._remove_gone()
+                await self._look_at_others(leads=self._registry.is_primary())
             except Exception as error:  # whatever it was, the next look may succeed
                 log_failure(log, "the other servers could not be looked at; the next look follows", error)
 
-    async def _remove_gone(self) -> None:
-        others = {node: url for node, url in self._ring.servers.items() if node != self.me}
-        alive = await asyncio.gather(*(self._lives(url) for url in others.values()))
-        at, before = time.monotonic(), self._gone_since
-        self._gone_since = {
-            node: before.get(node, at) for node, lives in zip(others, alive, strict=True) if not lives
-        }
-        for node, since in self._gone_since.items():
+    async def _measure_lag(self) -> None:
+        while True:
+            due = time.monotonic() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self._lag_s = time.monotonic() - due
+
+    async def _look_at_others(self, *, leads: bool) -> None:
+        """Find those again that could not be reached. The primary takes off the list who stays away."""
+        asked = [
+            node for node in self._ring.servers if node != self.me and (leads or node in self._ring.away)
+        ]
+        alive = await asyncio.gather(*(self._lives(self._ring.servers[node]) for node in asked))
+        at, before, self._gone_since = time.monotonic(), self._gone_since, {}
+        for node, lives in zip(asked, alive, strict=True):
+            if lives:
+                self._ring.found(node)
+            else:
+                self._ring.failed(node)
+                self._gone_since[node] = before.get(node, at)
+        for node, since in self._gone_since.items() if leads else ():
             if at - since >= GONE_S:
-                log.warning("%s has not answered for %d s, and is taken off the list", others[node], GONE_S)
+                log.warning("%s has not answered for %d s, and is taken off the list", servers[node], GONE_S)
                 await asyncio.to_thread(self._registry.leave, node)
 
 

@@ -47,6 +47,8 @@ Some of Ray's processes listen on all addresses all the same, so it always has a
 TOKEN: Final = Path("~/.ray/auth_token")
 """Where Ray keeps the token that its clients need, if it wants one."""
 
+STARTS: Final = 3
+"""After this many starts a server that ends is not waited for."""
 ASKED_S: Final = 5.0
 """Longest wait for a connection to Ray."""
 
@@ -325,6 +327,9 @@ def _await_servers(found: Any, wanted: int) -> None:
             ready = [view for view in views if view["ready"]]
             if len(ready) >= wanted and any(view["primary"] for view in views):
                 return
+            for one in states["servers"].values():
+                if one["ended"] and one["starts"] >= STARTS:
+                    raise Unavailable(f"the server at {one['url']} ends whenever it starts: {one['ended']}")
             shown.update(f"{len(ready)} of {wanted} servers answer {states['trouble']}")
             if time.monotonic() > until:
                 raise Unavailable(

@@ -50,7 +50,7 @@ class Costs:
     """Bytes of an n-gram in a PLOT, its index included."""
     batch_most_s: float = 0.02
     """`batch_ms`: the longest batch of several texts. One of a single tenant may take twice as long."""
-    unreachable_s: float = 4.0
+    unreachable_s: float = 1.5
     """Time until a server knows that another machine is gone: it waits, and asks whether that lives."""
     gone_s: float = 35.0
     """Time until a server that is gone is taken off the list."""

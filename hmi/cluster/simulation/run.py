@@ -271,7 +271,7 @@ class _Simulation:
     def _not_reached(self, call: Call, to: int) -> None:
         """Answer a call whose server gives no answer, as servers do. Later calls go to the next server."""
         if call in self._under_way:
-            self._rings[call.entry].failed(self._names[to], self._clock.now)
+            self._rings[call.entry].failed(self._names[to])
             call.at = call.entry
             self._admit(call)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hmi.api.nodes.ring import AWAY_S, FULL_S, Ring, ranked
+from hmi.api.nodes.ring import FULL_S, NARROW_S, WIDEN_S, Ring, ranked
 
 SERVERS = {f"{i:016x}": f"http://10.0.0.{i}:8080" for i in range(5)}
 TENANTS = [f"tenant-{i}" for i in range(5000)]
@@ -34,21 +34,44 @@ def test_one_that_goes_moves_only_its_own_tenants(gone: str) -> None:
         assert after == [server for server in before if server != gone]
 
 
+def of_another() -> tuple[str, list[str]]:
+    """A tenant that other servers than the asking one come first for, and its order."""
+    orders = ((tenant, ranked(tenant, list(SERVERS))) for tenant in TENANTS)
+    return next((tenant, order) for tenant, order in orders if "0" * 16 not in order[:3])
+
+
 def test_a_full_server_passes_only_that_tenant_on() -> None:
     found, at = ring(), 100.0
-    tenant = next(t for t in TENANTS if ranked(t, list(SERVERS))[0] != "0" * 16)
-    first, second, third = ranked(tenant, list(SERVERS))[:3]
+    tenant, (first, second, *_) = of_another()
     other = next(t for t in TENANTS if t != tenant and ranked(t, list(SERVERS))[0] == first)
     found.heard(first, tenant, FULL_S + 2.0, at)
-    assert found.choose(other, 0.0, at) == first
-    assert found.choose(tenant, 0.0, at) == second
-    if second != "0" * 16:
-        found.heard(second, tenant, FULL_S + 9.0, at)
-        assert found.choose(tenant, 0.0, at) == third
-    assert found.choose(tenant, 0.0, at + 2.01) == first, "by then it has answered what waited"
-    found.heard(first, tenant, FULL_S + 2.0, at)
-    found.heard(first, tenant, 0.0, at + 0.1)
-    assert found.choose(tenant, 0.0, at + 0.1) == first
+    for _ in range(6):
+        assert found.choose(other, 0.0, at) == first
+        assert found.choose(tenant, 0.0, at) == second
+    later = Counter(found.choose(tenant, 0.0, at + 2.01) for _ in range(6))
+    assert later == {first: 3, second: 3}, "it has answered what waited, and is not alone any more"
+
+
+def test_as_many_servers_answer_a_tenant_as_its_calls_need() -> None:
+    found, at = ring(), 100.0
+    tenant, order = of_another()
+
+    def answer(waits_s: float, seconds: float) -> Counter[str]:
+        """Let servers say for some seconds what a call waits. Returns who is asked then."""
+        nonlocal at
+        until = at + seconds
+        while at < until:
+            found.heard(order[0], tenant, waits_s, at)
+            at += WIDEN_S / 2
+        found.heard(order[0], tenant, 0.0, at)
+        return Counter(found.choose(tenant, 0.0, at) for _ in range(60))
+
+    assert answer(FULL_S, NARROW_S) == {order[0]: 60}
+    assert answer(FULL_S + 0.1, 2 * WIDEN_S) == dict.fromkeys(order[:3], 20)
+    assert answer(FULL_S, 3 * NARROW_S) == dict.fromkeys(order[:3], 20), "fewer would be too few"
+    assert answer(0.0, NARROW_S + 1.0) == dict.fromkeys(order[:2], 30)
+    assert answer(0.0, NARROW_S + 1.0) == {order[0]: 60}
+    assert answer(9.0, 60.0).keys() == set(SERVERS)
 
 
 def test_a_server_passes_on_what_is_too_much_for_itself() -> None:
@@ -57,25 +80,28 @@ def test_a_server_passes_on_what_is_too_much_for_itself() -> None:
     assert ring().choose(tenant, FULL_S + 0.01, 0.0) == ranked(tenant, list(SERVERS))[1]
 
 
-def test_a_server_that_is_away_is_asked_again() -> None:
+def test_a_server_that_is_away_is_left_out_until_it_is_found() -> None:
     found, at = ring(), 100.0
-    tenant = next(t for t in TENANTS if ranked(t, list(SERVERS))[0] != "0" * 16)
-    first, second = ranked(tenant, list(SERVERS))[:2]
-    found.failed(first, at)
-    assert found.choose(tenant, 0.0, at + AWAY_S - 0.1) == second
-    assert found.choose(tenant, 0.0, at + AWAY_S) == first
-    found.failed(first, at)
-    assert found.choose(tenant, 0.0, at + 2 * AWAY_S - 0.1) == second
-    assert found.choose(tenant, 0.0, at + 2 * AWAY_S) == first
+    tenant, (first, second, *_) = of_another()
+    found.failed(first)
+    assert found.choose(tenant, 0.0, at + 1e6) == second
+    assert set(found.away) == {first}
+    found.set({**SERVERS, "new": "http://10.0.0.9:8080"})
+    assert found.choose(tenant, 0.0, at) != first
+    found.found(first)
+    assert found.choose(tenant, 0.0, at) in (first, "new")
+    found.failed(first)
     found.heard(first, tenant, 0.0, at)
-    found.failed(first, at)
-    assert found.choose(tenant, 0.0, at + AWAY_S) == first
+    assert not found.away, "it has answered a call"
+    found.failed(first)
+    found.set({one: url for one, url in SERVERS.items() if one != first})
+    assert not found.away
 
 
 def test_without_another_server_it_is_this_one() -> None:
     found, at = ring(), 100.0
     for server in SERVERS:
-        found.failed(server, at)
+        found.failed(server)
     assert all(found.choose(tenant, 9.0, at) == "0" * 16 for tenant in TENANTS[:50])
     assert Ring("me").choose("acme", 9.0, at) == "me", "no server is listed"
     alone = Ring("me")

@@ -207,11 +207,20 @@ def test_a_domain_on_one_server_needs_less_disk() -> None:
     assert servers < by["domain"].cost(prices) < 1.01 * servers
 
 
+def test_a_tenant_with_more_calls_than_a_server_can_answer_has_several() -> None:
+    load = Load(700, tenants=100, zipf=1.2, domains=1, ngrams=10_000)
+    found = simulate(Costs(call_s=5e-3), load, Cluster(10), seconds=10.0)
+    alone = 0.28 * load.calls_s * 5e-3 + load.calls_s / 10 * 6e-3
+    assert alone > 1.2, "its own server would have too much to do, with its part of the others' calls"
+    assert 0.05 < found.figures.spilled < 0.5
+    assert found.figures.p99_s < 1.0
+
+
 def test_constants_are_the_servers() -> None:
     assert replica.MODULE_THREADS == loading.MODULE_THREADS
     costs = Costs()
     assert costs.batch_most_s == Settings().batch_ms / 1e3
-    assert costs.unreachable_s == 2 * nodes.HUNG_S
+    assert costs.unreachable_s == nodes.HUNG_S + nodes.ALIVE_S
     assert costs.gone_s == nodes.GONE_S + nodes.LOOK_ROUND_S
 
 
