@@ -68,11 +68,15 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": "t" * 64,
-            # A node whose head is away waits this long for it, and then ends.
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
             "OMP_NUM_THREADS": "1",
-            **({"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"} if self.redis else {}),
+            **self._head(),
         }
+
+    def _head(self) -> dict[str, str]:
+        """Where Ray keeps what its head knows. Without such a place, a node whose head is away ends after 20 s."""
+        if self.redis is None:
+            return {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
+        return {"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"}
 
     def start_redis(self) -> None:
         """Let the head keep what it knows in Redis, beside its Ray, from its next start on."""
@@ -100,8 +104,7 @@ class Cluster:
         for pid in self.rays.pop(node):
             kill(pid)
         if node == HEAD:
-            # Nodes of this machine share the file and the list of processes by which Ray would find that a head
-            # runs here.
+            # By this file, and processes that nodes share here, Ray would believe that the head runs.
             Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
 
     def hmi(self, *arguments: str) -> Any:
