@@ -135,8 +135,10 @@ class Controller:
             self._primary_seen = at
         elif at - self._primary_seen >= PROMOTE_S:
             name = max(ready, key=lambda one: ready[one]["position"])
-            log.warning("no primary: %s becomes it", states[name]["url"])
-            ray.get(_keepers()[name].lead.remote())
+            keeper = _keepers()[name]
+            if not ray.get(keeper.sees_primary.remote()):  # else only its keeper is away
+                log.warning("no primary: %s becomes it", states[name]["url"])
+                ray.get(keeper.lead.remote())
         busy = [self._busy_share(name, view, at) for name, view in ready.items()]
         if len(ready) == self._wanted:  # else some are coming or going
             self._wanted = self._scaling.decide([view["wait_s"] for view in ready.values()], busy, at)

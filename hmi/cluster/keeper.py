@@ -32,6 +32,8 @@ LONGEST_PAUSE_S: Final = 30.0
 """The longest pause before a server that dies again and again is started once more."""
 STEADY_S: Final = 60.0
 """A server that has lived for this long is started again without a pause."""
+ANSWER_S: Final = 5.0
+"""Longest wait for a server that asks all others."""
 STOP_S: Final = 60.0
 """A server that has not ended this many seconds after SIGTERM is killed."""
 READY_S: Final = 300.0
@@ -92,6 +94,14 @@ class Keeper:
             "view": view,
             "ended": None if self._lives() or not self._starts else _last_line(self._log),
         }
+
+    def sees_primary(self) -> bool:
+        """Return whether the server reaches a primary, as far as it answers."""
+        try:
+            found = self._call("GET", "/manage/servers", timeout=ANSWER_S).raise_for_status().json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return any(one["view"] and one["view"]["primary"] for one in found["servers"])
 
     def lead(self) -> None:
         """Make the server the primary. Raises Unavailable with its answer if it does not become it."""

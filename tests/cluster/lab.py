@@ -73,7 +73,7 @@ class Cluster:
         }
 
     def _head(self) -> dict[str, str]:
-        """Where Ray keeps what its head knows. Without such a place, a node whose head is away ends after 20 s."""
+        """Where Ray keeps what its head knows; or how long nodes wait for a head that does not come back."""
         if self.redis is None:
             return {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
         return {"RAY_REDIS_ADDRESS": f"{HEAD}:{REDIS_PORT}"}
