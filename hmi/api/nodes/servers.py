@@ -320,10 +320,9 @@ class Servers:
 
     async def _look_at_others(self, *, leads: bool) -> None:
         """Find those again that could not be reached. The primary takes off the list who stays away."""
-        asked = [
-            node for node in self._ring.servers if node != self.me and (leads or node in self._ring.away)
-        ]
-        alive = await asyncio.gather(*(self._lives(self._ring.servers[node]) for node in asked))
+        servers, away = self._ring.servers, self._ring.away
+        asked = [node for node in servers if node != self.me and (leads or node in away)]
+        alive = await asyncio.gather(*(self._lives(servers[node]) for node in asked))
         at, before, self._gone_since = time.monotonic(), self._gone_since, {}
         for node, lives in zip(asked, alive, strict=True):
             if lives:
