@@ -1,14 +1,19 @@
-"""How far a server follows the journal before it answers, and what it does while the bucket is silent."""
+"""How far a server follows the journal before it answers, what it does while the bucket is silent, and how it
+finds others again."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from hmi.api.nodes import servers
+from hmi.api.nodes.forward import Forwarder
 from hmi.api.nodes.servers import Servers
 from hmi.config import Settings
 from hmi.errors import Unavailable
@@ -19,6 +24,7 @@ class SlowRegistry:
 
     def __init__(self) -> None:
         self.at, self.asked, self.answers = 3, 0, threading.Event()
+        self.listed: dict[str, str] = {}
 
     def node(self) -> str:
         return "me"
@@ -33,7 +39,11 @@ class SlowRegistry:
         return "s"
 
     def servers(self) -> list[Any]:
-        return []
+        return [SimpleNamespace(node=node, url=url) for node, url in self.listed.items()]
+
+    def leave(self, node: str) -> None:
+        del self.listed[node]
+        self.at += 1
 
     def catch_up(self) -> bool:
         self.asked += 1
@@ -45,7 +55,7 @@ class SlowRegistry:
 @pytest.fixture
 def one() -> tuple[Servers, SlowRegistry]:
     registry = SlowRegistry()
-    found = Servers(cast(Any, registry), cast(Any, None), cast(Any, Settings()))
+    found = Servers(cast(Any, registry), cast(Any, None), Forwarder(Settings()))
     found._refresh()
     return found, registry
 
@@ -74,3 +84,29 @@ async def test_no_call_waits_long_for_a_bucket_that_is_silent(
     assert registry.asked == 1, "a silent bucket holds one thread"
     await found._reach(3)
     registry.answers.set()
+
+
+async def test_a_server_that_is_back_is_found_and_one_that_stays_away_is_taken_off(
+    one: tuple[Servers, SlowRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, registry = one
+    monkeypatch.setattr(servers, "GONE_S", 0.0)
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthy)
+    async with TestServer(app) as back:
+        registry.listed = {"back": str(back.make_url("")).rstrip("/"), "gone": "http://127.0.0.1:1"}
+        registry.at += 1
+        found._refresh()
+        for node in registry.listed:
+            found._ring.failed(node)
+        await found._look_at_others(leads=False)
+        assert set(found._ring.away) == {"gone"}
+        assert set(registry.listed) == {"back", "gone"}, "only the primary changes the list"
+        await found._look_at_others(leads=True)
+        assert set(registry.listed) == {"back"}
+        assert len(await asyncio.gather(*(found._lives(registry.listed["back"]) for _ in range(50)))) == 50
+    await found._forwarder.close()
