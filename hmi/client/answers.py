@@ -184,6 +184,8 @@ class JobStatus(Answer):
     started: str | None = None
     ended: str | None = None
     attempts: int = 0
+    server: str | None = None
+    """The URL of the server that runs the job, or ran it last. None if servers share no bucket."""
     cancel_requested: bool = False
     progress: Progress = Progress()
     result: dict[str, Any] | None = None

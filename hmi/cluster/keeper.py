@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +66,7 @@ class Keeper:
         self._spec, self._host = spec, host
         self.place, self._lock = _free_place(root)
         self._data, self._port = root / str(self.place), port + self.place - 1
+        _left(self._data).unlink(missing_ok=True)
         reached = address if host in ("0.0.0.0", "::") else host
         self.url = url_of(reached, self._port, tls="HMI_TLS_CERT" in {**os.environ, **spec.settings})
         """Where the server listens, or will."""
@@ -116,7 +118,7 @@ class Keeper:
         """Stop the server in order, start it as `spec` says, and wait for its answer. Raises Unavailable."""
         with self._changing:
             self._wanted = False
-            self._stop()
+            _stop(self._data)
             self._spec, self._wanted = spec, True
             self._start()
         until = time.monotonic() + READY_S
@@ -130,7 +132,7 @@ class Keeper:
         self._ending.set()
         with self._changing:
             self._wanted = False
-            self._stop()
+            _stop(self._data)
         os.close(self._lock)
 
     @property
@@ -161,7 +163,8 @@ class Keeper:
     def _watch(self) -> None:
         while not self._ending.wait(LOOK_S):
             with self._changing:
-                if self._wanted and not self._lives() and time.monotonic() >= self._not_before():
+                wanted = self._wanted and not _left(self._data).exists()
+                if wanted and not self._lives() and time.monotonic() >= self._not_before():
                     try:
                         self._start()
                     except OSError as error:
@@ -197,18 +200,36 @@ class Keeper:
             starter.wait()
         self._began, self._starts, self._adopted = time.monotonic(), self._starts + 1, False
 
-    def _stop(self) -> None:
-        found = live_server(self._data)
-        if found is None or not found.pid:
+
+def leave(root: Path) -> list[Path]:
+    """Stop the servers of a machine in order, before the machine ends. Their keepers do not start them again;
+    new keepers do. root: as `Keeper` has it. Returns the data folders."""
+    places = [lock.with_suffix("") for lock in sorted(root.glob("*.keeper"))]
+    for data in places:
+        _left(data).touch()
+    with ThreadPoolExecutor(len(places) or 1) as pool:
+        list(pool.map(_stop, places))
+    return places
+
+
+def _left(data: Path) -> Path:
+    """The file that says that the server of a data folder is not to be started again."""
+    return data.with_suffix(".left")
+
+
+def _stop(data: Path) -> None:
+    """Stop the server of a data folder in order, and wait for its end."""
+    found = live_server(data)
+    if found is None or not found.pid:
+        return
+    os.kill(found.pid, signal.SIGTERM)
+    until = time.monotonic() + STOP_S
+    while _runs(found.pid) or live_server(data) is not None:
+        if time.monotonic() > until:
+            log.error("the server in %s did not end within %.0f s: killing it", data, STOP_S)
+            os.kill(found.pid, signal.SIGKILL)
             return
-        os.kill(found.pid, signal.SIGTERM)
-        until = time.monotonic() + STOP_S
-        while self._lives():
-            if time.monotonic() > until:
-                log.error("the server in %s did not end within %.0f s: killing it", self._data, STOP_S)
-                os.kill(found.pid, signal.SIGKILL)
-                return
-            time.sleep(0.1)
+        time.sleep(0.1)
 
 
 _DETACHED: Final = """

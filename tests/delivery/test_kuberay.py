@@ -13,6 +13,7 @@ import hmi
 from hmi.api.nodes.servers import LEAVING_S, SEEN_S
 from hmi.api.process.application import DRAIN_S
 from hmi.cli import cli
+from hmi.cli.cluster.cluster import leave, up
 from hmi.cluster.keeper import STOP_S
 from hmi.config import Settings
 from hmi.config.values import variable
@@ -22,6 +23,9 @@ CLUSTER, SERVICE, UP = yaml.safe_load_all((REPO / "deploy" / "kuberay" / "hmi.ya
 HEAD = CLUSTER["spec"]["headGroupSpec"]
 (SERVERS,) = CLUSTER["spec"]["workerGroupSpecs"]
 PODS = [HEAD["template"]["spec"], SERVERS["template"]["spec"], UP["spec"]["template"]["spec"]]
+
+LEAVE = PODS[1]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+"""What Kubernetes runs in a pod that is to end. `test_servers` runs it."""
 
 
 def container(pod: Any) -> Any:
@@ -47,8 +51,6 @@ def test_its_variables_are_settings() -> None:
 
 
 def test_a_pod_has_a_place_for_one_server() -> None:
-    from hmi.cli.cluster.cluster import up  # what the job runs
-
     assert json.loads(json.loads(f'"{SERVERS["rayStartParams"]["resources"][1:-1]}"')) == {"hmi_server": 1}
     command, name, *arguments = container(PODS[2])["args"]
     assert cli.get_command(None, command).get_command(None, name) is up  # type: ignore[arg-type,union-attr]
@@ -68,5 +70,9 @@ def test_calls_reach_servers_that_are_ready() -> None:
 
 
 def test_a_server_has_time_to_leave() -> None:
-    assert PODS[1]["terminationGracePeriodSeconds"] >= LEAVING_S + SEEN_S + DRAIN_S + 5
+    program, command, name = LEAVE
+    assert program == "hmi"
+    assert cli.get_command(None, command).get_command(None, name) is leave  # type: ignore[arg-type,union-attr]
+    assert "HMI_DATA" in {one["name"] for one in container(PODS[1])["env"]}
+    assert PODS[1]["terminationGracePeriodSeconds"] >= STOP_S + 10
     assert STOP_S >= LEAVING_S + SEEN_S + DRAIN_S + 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hmi.api.http.call import Reply, RouteCall
@@ -94,16 +95,25 @@ def own_job(call: RouteCall) -> JobRecord:
 
 
 def _view(call: RouteCall) -> JobView:
-    record = own_job(call)
-    return _view_with_progress(call.services.manager, record)
+    (view,) = _views(call.services.manager, [own_job(call)])
+    return view
 
 
-def _view_with_progress(manager: Manager, job: JobRecord) -> JobView:
-    return job_view(job, manager.job_progress(job.job), manager.runner.read_pacing(job.job))
+def _views(manager: Manager, jobs: Sequence[JobRecord]) -> list[JobView]:
+    urls = {server.node: server.url for server in manager.registry.servers()}
+    return [
+        job_view(
+            job,
+            manager.job_progress(job.job),
+            manager.runner.read_pacing(job.job),
+            None if job.node is None else urls.get(job.node),
+        )
+        for job in jobs
+    ]
 
 
 def _page(services: Services, query: JobQuery, tenant: str | None) -> JobList:
     manager = services.manager
     manager.runner.recover()  # so that every job in the state `running` has a process
     page, more = manager.registry.page_of_jobs(tenant, query.state, query.kind, query.after, query.limit)
-    return JobList(jobs=[_view_with_progress(manager, job) for job in page], next=more)
+    return JobList(jobs=_views(manager, page), next=more)

@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from hmi.api.http.lifecycle import Stopping
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
 from hmi.api.http.plain import plain
-from hmi.api.http.request_body import parse_query, read_for_inference, receive
+from hmi.api.http.request_body import SENT, parse_query, read_for_inference, receive
 from hmi.api.http.route import Route
 from hmi.api.http.services import SERVICES, Services
 from hmi.api.in_thread import off_loop
@@ -32,7 +33,9 @@ from hmi.api.protocols.base import JSON, Dialect, Failure, Raw, is_below
 from hmi.api.protocols.errors import INTERNAL as INTERNAL_MESSAGE
 from hmi.api.protocols.errors import MethodNotAllowed, headers_of, known, status_of
 from hmi.api.protocols.native import NATIVE
-from hmi.errors import HmiError, NotFound, Unavailable
+from hmi.api.protocols.tei.calls import HEADER as MODEL_HEADER
+from hmi.core import check_name
+from hmi.errors import HmiError, InvalidInput, NotFound, Unavailable
 from hmi.stores.layout import without_paths
 from hmi.telemetry.context import note_caller
 
@@ -154,27 +157,39 @@ async def _serve(route: Route, request: web.Request, services: Services) -> web.
         places = services.intake.places.loan(holder, 1 if route.scope else 0)
         with places, services.intake.bodies.shares.loan(holder) as loan:
             try:
-                answer = await _elsewhere(route, call, request, loan)
-                return answer or await _run(route, call, request, loan)
+                if services.servers is not None and route.asks_models:
+                    with services.lifecycle.reading(request):
+                        await read_for_inference(request, services.intake, loan)
+                    tenant = caller.tenant or call.path.get("model", "").partition(".")[0]
+                    if (answer := await _elsewhere(call, request, tenant)) is not None:
+                        return answer
+                return await _run(route, call, request, loan)
             finally:
                 services.intake.bodies.finished(loan)
 
 
-async def _elsewhere(
-    route: Route, call: RouteCall, request: web.Request, loan: Loan
-) -> web.StreamResponse | None:
-    """Let the tenant's own server answer a call that asks models. None: it is this one, or cannot be told."""
-    services, model = call.services, call.path.get("model", "")
-    tenant = call.caller.tenant or model.partition(".")[0]
-    if services.servers is None or not tenant or not (route.cancellable and route.scope == "infer"):
+async def _elsewhere(call: RouteCall, request: web.Request, tenant: str) -> web.StreamResponse | None:
+    """Let the tenant's own server answer a call that asks its models. None: it is this one, or `tenant` is
+    ""."""
+    servers = call.services.servers
+    if servers is None or not tenant:
         return None
-    with services.lifecycle.reading(request):
-        sent = await read_for_inference(request, services.intake, loan)
     request[TENANT] = tenant
-    answer = await services.servers.answer(request, call.id, tenant, sent)
+    answer = await servers.answer(request, call.id, tenant, request[SENT])
     if answer is not None:
         request[OUTCOME] = PASSED
     return answer
+
+
+def _tenant_named(call: RouteCall, request: web.Request) -> str:
+    """The tenant whose models a call names in its body or by a header; "" if it names none, or those of
+    several tenants."""
+    bodies = call.body if isinstance(call.body, list) else [call.body]
+    other = request.headers.get(MODEL_HEADER) or call.services.settings.default_model
+    tenants = {str(getattr(body, "model", other)).partition(".")[0] for body in bodies}
+    with suppress(InvalidInput):
+        return check_name(tenants.pop(), "tenant") if len(tenants) == 1 else ""
+    return ""
 
 
 async def _run(route: Route, call: RouteCall, request: web.Request, loan: Loan) -> web.StreamResponse:
@@ -184,6 +199,10 @@ async def _run(route: Route, call: RouteCall, request: web.Request, loan: Loan) 
     try:
         call.body, call.files, call.size = received.body, received.files, received.size
         call.file_names = {} if received.form is None else received.form.file_names
+        if SENT in request and TENANT not in request:  # only the body tells whose models are asked
+            answer = await _elsewhere(call, request, _tenant_named(call, request))
+            if answer is not None:
+                return answer
         keyed = keyed_request(request, call.caller, received.digest) if route.creates else None
         if keyed is None:
             return await _answer(route, await _run_handler(route, call))

@@ -95,6 +95,11 @@ class Route:
         return self.method != "GET" and self.scope in ("manage", "admin") and not self.reads
 
     @property
+    def asks_models(self) -> bool:
+        """Whether the call asks models. If servers share a bucket, the tenant's own server answers it."""
+        return self.scope == "infer" and self.cancellable
+
+    @property
     def manages(self) -> bool:
         """Whether the call manages. If servers share a bucket, only the primary answers it."""
         return self.scope in ("manage", "admin") and not self.here

@@ -83,6 +83,8 @@ class Servers:
         self._lag_s = 0.0
         """How long a call waits until the event loop sees it."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._replaced_by = ""
+        """The id of a server that has this one's URL; "" if none has it."""
         self.passed = self.answered = 0
         """Calls that another server answered; and those that were answered for another server."""
 
@@ -178,9 +180,7 @@ class Servers:
                     raise TimeoutError
             return await asking
         except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning(
-                "%s does not answer (%s): its tenants are answered elsewhere", url, type(error).__name__
-            )
+            log.warning("%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error))
             self._ring.failed(server)
             return None
         finally:
@@ -292,7 +292,7 @@ class Servers:
                     return await answer.json()
                 log.warning("%s answered with status %d", url, answer.status)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            log.warning("%s did not answer (%s)", url, type(error).__name__)
+            log.warning("%s did not answer (%s)", url, _reason(error))
         return None
 
     async def _enter(self) -> None:
@@ -301,12 +301,27 @@ class Servers:
         except HmiError as error:
             log_failure(log, "this server could not be listed; it tries again", error)
 
+    def _is_replaced(self) -> bool:
+        """Return whether a server that came later has this one's URL. Both would enter again and again."""
+        before, self._replaced_by = self._replaced_by, ""
+        for node, url in self._ring.servers.items():
+            if url == self.url and node != self.me:
+                self._replaced_by = node
+        if self._replaced_by not in ("", before):
+            log.error(
+                "server %s came later and is listed under %s, so this one gets no calls from others: give "
+                "one of them another node_url",
+                self._replaced_by,
+                self.url,
+            )
+        return bool(self._replaced_by)
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_ROUND_S)
             try:
                 self._refresh()
-                if self._ring.servers.get(self.me) != self.url:
+                if self._ring.servers.get(self.me) != self.url and not self._is_replaced():
                     await self._enter()
                 await self._look_at_others(leads=self._registry.is_primary())
             except Exception as error:  # whatever it was, the next look may succeed
@@ -334,6 +349,15 @@ class Servers:
             if at - since >= GONE_S:
                 log.warning("%s has not answered for %d s, and is taken off the list", servers[node], GONE_S)
                 await asyncio.to_thread(self._registry.leave, node)
+
+
+def _reason(error: Exception) -> str:
+    """Why another server did not answer."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"TLS fails, see node_ca and tls_client_ca: {error}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _behind() -> Unavailable:

@@ -66,6 +66,7 @@ function details(job) {
     took && ["Took", took],
     job.cost && ["Compute", `${duration(job.cost.cpu_ms)} of processor time, ${job.cost.peak_bytes ? bytes(job.cost.peak_bytes) : "unknown"} memory at most`],
     job.tenant && ["Tenant", job.tenant],
+    job.server && ["Server", job.server],
     job.attempts > 1 && ["Attempts", badge(String(job.attempts), "warn")],
     ["Id", h("code", null, job.job)]));
 }

@@ -506,7 +506,7 @@ ROUTES: tuple[Route, ...] = (
     *OPERATION,
     *PAGE,
 )
-INFER_PATHS = frozenset(route.path for route in ROUTES if route.scope == "infer" and route.cancellable)
+INFER_PATHS = frozenset(route.path for route in ROUTES if route.asks_models)
 """The paths of the calls that ask models, of all protocols."""
 
 

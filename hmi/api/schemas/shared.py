@@ -113,6 +113,10 @@ class JobView(Answer):
     started: str | None
     ended: str | None
     attempts: int
+    server: str | None = Field(
+        description="The URL of the server that runs the job, or ran it last. Null while the job waits, if "
+        "that server has left, and without a bucket."
+    )
     cancel_requested: bool
     progress: Progress
     result: dict[str, Any] | None

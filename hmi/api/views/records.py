@@ -47,7 +47,10 @@ Running = tuple[str, str | None]
 ORDER_NAMES = {"5": "5grams", "4": "4grams", "3": "trigrams", "2": "bigrams", "1": "unigrams"}
 
 
-def job_view(job: JobRecord, progress: Progress, pacing: Pacing | None = None) -> JobView:
+def job_view(
+    job: JobRecord, progress: Progress, pacing: Pacing | None = None, server: str | None = None
+) -> JobView:
+    """Return a job's view. server: the URL of the one that has it."""
     return JobView(
         job=job.job,
         kind=job.kind,
@@ -58,6 +61,7 @@ def job_view(job: JobRecord, progress: Progress, pacing: Pacing | None = None) -
         started=job.started,
         ended=job.ended,
         attempts=job.attempts,
+        server=server,
         cancel_requested=job.cancel_requested,
         # Without a running process, the time that was left says nothing about when the job will end.
         progress=progress if job.state == "running" else progress.model_copy(update={"eta_ms": None}),

@@ -1,4 +1,4 @@
-"""`hmi cluster`: servers, lead, up, status, scale, upgrade, down, plan."""
+"""`hmi cluster`: servers, lead, up, status, scale, upgrade, leave, down, plan."""
 
 from __future__ import annotations
 
@@ -188,6 +188,22 @@ def upgrade(session: CliSession, address: str | None, python: str | None, as_jso
 
     names = ray.get(found.upgrade.remote(python))
     print_done({"servers": names}, f"{len(names)} servers started anew", as_json)
+
+
+@cluster.command("leave", cls=FolderCommand)
+@as_json
+@pass_session
+def leave(session: CliSession, as_json: bool) -> None:
+    """Stop the servers of this machine in order, before it ends.
+
+    They are not started again here until Ray is. --data is what 'hmi cluster up' had, or HMI_DATA of the
+    machine's Ray.
+    """
+    session.not_remote("this stops servers of this machine: leave --url out")
+    from hmi.cluster.keeper import leave as stop
+
+    stopped = [str(place) for place in stop(session.settings().data)]
+    print_done({"folders": stopped}, f"{len(stopped)} servers of this machine have left", as_json)
 
 
 @cluster.command("down", cls=FileCommand)

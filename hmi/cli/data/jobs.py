@@ -49,6 +49,7 @@ def list_(session: CliSession, state: str | None, limit: int, as_json: bool) -> 
         "state": "STATE",
         "progress": "PROGRESS",
         "created": "CREATED",
+        **({"server": "SERVER"} if any(j.get("server") for j in jobs) else {}),
         "reason": "REASON",
     }
     print_table(rows, columns, "no jobs")

@@ -232,9 +232,7 @@ class JobRunner:
 
     def _lives(self, node: str) -> bool:
         """Return whether a server of this id answers. The primary removes those that do not."""
-        listed = {server.node: server.url for server in self._registry.servers()}
-        # Under the address of this server there was another one before, with a data folder that is lost.
-        return node in listed and listed[node] != listed.get(self._registry.node())
+        return any(server.node == node for server in self._registry.servers())
 
     @property
     def _workers(self) -> int:

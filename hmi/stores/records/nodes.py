@@ -83,15 +83,14 @@ def servers_in(txn: RegistryTxn) -> list[Server]:
 
 
 def enter(txn: RegistryTxn, url: str) -> None:
-    """Let this node answer calls that other servers pass on, under this address."""
+    """Let this node answer calls that other servers pass on, under this address. Another node that had the
+    address has it no more: its server would seem to live, since this one answers there."""
     node = txn.get(NODE)
     assert node is not None, "a registry that is shared has the id of its node"
-    record = Server(node=node.decode(), url=url).model_dump_json().encode()
-    if txn.get(SERVER + node.decode()) != record:
-        txn.put(SERVER + node.decode(), record)
-
-
-def is_own(txn: RegistryTxn, key: str) -> bool:
-    """Return whether a record is this node's own, which it may change while another node is the primary."""
-    node = txn.get(NODE)
-    return node is not None and key == SERVER + node.decode()
+    entered = Server(node=node.decode(), url=url)
+    for other in servers_in(txn):
+        if other.url == url and other != entered:
+            txn.delete(SERVER + other.node)
+    record = entered.model_dump_json().encode()
+    if txn.get(SERVER + entered.node) != record:
+        txn.put(SERVER + entered.node, record)

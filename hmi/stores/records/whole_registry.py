@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
-from hmi.stores.records import job_table, model_table, nodes
+from hmi.stores.records import claims, job_table, model_table, nodes
 from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
@@ -76,12 +76,14 @@ class WholeRegistry:
         return self._database.read(nodes.servers_in)
 
     def enter(self, url: str) -> None:
-        """Answer calls to infer that other servers pass on, under this address. Raises Unavailable."""
-        self._database.write(lambda txn: nodes.enter(txn, url))
+        """Answer calls to infer that other servers pass on, under this address. A node that had the address
+        leaves. Raises Unavailable."""
+        self._database.write(lambda txn: nodes.enter(txn, url), claims.anyone)
 
     def leave(self, node: str) -> None:
         """Let a node get no more calls of others: this one, or at the primary any. Raises Unavailable."""
-        self._database.write(lambda txn: txn.delete(SERVER + node))
+        fence = claims.anyone if node == self.node() else None
+        self._database.write(lambda txn: txn.delete(SERVER + node), fence)
 
     def leave_journal(self) -> None:
         """Make a copy of a shared registry one of its own."""

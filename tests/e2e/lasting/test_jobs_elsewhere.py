@@ -65,6 +65,9 @@ def test_a_replica_with_an_empty_folder_builds_and_trains(nodes: Nodes, primary:
     assert replica.ask("acme.first") == primary.ask("acme.first")
     assert record(primary, trained)["node"] == node_of(replica)
     assert record(primary, built)["made"]
+    assert primary.client.request("GET", f"/manage/jobs/{trained}")["server"] == replica.client.url
+    jobs = primary.client.request("GET", "/manage/jobs")["jobs"]
+    assert {job["job"]: job["server"] for job in jobs}[built] == primary.client.url, "which published it"
 
     body = {"alpha": 100}
     corpus = primary.file("corpus", "\n".join(random_texts(500, seed=4)).encode())

@@ -45,12 +45,17 @@ class Lab:
     port: int
     arguments: tuple[str, ...] = ()
     server: subprocess.Popen[bytes] | None = None
+    trusted: Path | None = None
+    """The authority of the server's certificate, if it speaks HTTPS."""
+    shown: Path | None = None
+    """The certificate that the client shows."""
     answers: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def client(self) -> HttpClient:
-        return HttpClient(f"http://127.0.0.1:{self.port}", timeout_s=20.0)
+        scheme = "http" if self.trusted is None else "https"
+        return HttpClient(f"{scheme}://127.0.0.1:{self.port}", None, self.trusted, self.shown, timeout_s=20.0)
 
     def start(self) -> None:
         command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]

@@ -29,7 +29,8 @@ class Nodes:
     def bucket(self) -> Path:
         return self.work / "bucket"
 
-    def start(self, name: str, role: str, *arguments: str) -> Lab:
+    def start(self, name: str, role: str, *arguments: str, **tls: Path) -> Lab:
+        """tls: `trusted` and `shown`, see `Lab`."""
         folder = self.work / name
         folder.mkdir(exist_ok=True)
         lab = Lab(
@@ -37,6 +38,7 @@ class Nodes:
             folder,
             free_port(),
             ("--bucket", str(self.bucket), "--role", role, "--no-improve", *arguments),
+            **tls,
         )
         self.running.append(lab)
         lab.start()

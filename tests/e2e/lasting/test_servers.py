@@ -6,17 +6,28 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from bench.harness.server import free_port
 from hmi.api.nodes.ring import ranked
+from hmi.cluster.keeper import LOOK_S, Keeper, ServerSpec, _runs
+from hmi.config.values import flag, variable
 from hmi.errors import HmiError
+from tests.delivery.test_kuberay import LEAVE
 from tests.e2e.lasting.test_kill import Lab, fine_tune
 from tests.e2e.lasting.test_nodes import Nodes, nodes, succeeded, tenants, update, version, with_root
+from tests.hmi.labs.tls_lab import Authority
 from tests.waiting import wait_until
 
 __all__ = ["nodes"]
@@ -106,6 +117,30 @@ def test_each_tenant_is_answered_by_one_server(servers: list[Lab]) -> None:
     assert sum(one["passed"] for one in views) == sum(one["answered"] for one in views) == 2 * len(TENANTS)
     by_one = servers[0].client.request("GET", "/manage/servers")
     assert [one["view"]["id"] for one in by_one["servers"]] == sorted(one["id"] for one in views)
+
+
+def test_an_administrator_may_name_the_model_in_any_place(servers: list[Lab]) -> None:
+    """In the body of each protocol, or by a header: the tenant's own server answers."""
+    for tenant in TENANTS:
+        model, text = f"{tenant}.e", "good market"
+        own = owner(servers, tenant)
+        asked = next(lab for lab in servers if lab is not own)
+        before = view(asked)["passed"], view(own)["answered"]
+        (mixed,) = asked.client.request("POST", "/infer", [{"model": model, "inputs": [text]}])
+        openai = asked.client.request("POST", "/v1/embeddings", {"model": model, "input": text})
+        headers = {"X-Model": model}
+        tei = httpx.post(f"{asked.client.url}/embed", json={"inputs": text}, headers=headers).json()
+        assert [round(value, 3) for value in mixed["outputs"][0]["embedding"]] == embed(own, tenant)
+        assert openai["data"][0]["embedding"] == pytest.approx(tei[0], abs=1e-3)
+        assert (view(asked)["passed"], view(own)["answered"]) == (before[0] + 3, before[1] + 3)
+    asked = servers[0]
+    passed = view(asked)["passed"]
+    several = [{"model": f"{tenant}.e", "inputs": ["good market"]} for tenant in TENANTS]
+    answers = asked.client.request("POST", "/infer", several)
+    assert [answer["model"] for answer in answers] == [one["model"] for one in several]
+    assert view(asked)["passed"] == passed, "models of several tenants are asked where the call arrives"
+    wrong = httpx.post(f"{asked.client.url}/embed", json={"inputs": "a"}, headers={"X-Model": b"\xe9.e"})
+    assert (wrong.status_code, wrong.json()["error_type"]) == (422, "Validation")
 
 
 def test_readers_of_all_servers_only_move_forward(servers: list[Lab]) -> None:
@@ -205,6 +240,55 @@ def test_a_replica_becomes_the_primary_without_a_restart(servers: list[Lab]) -> 
     wait_until(lambda: "fresh" in tenants(old))
     error = refused_to_lead(old)
     assert "restart it first" in error.message
+
+
+def test_a_pod_that_ends_lets_its_server_leave(nodes: Nodes, servers: list[Lab]) -> None:
+    """As Kubernetes does it: a command beside the keeper, which must not start the server again."""
+    root, port = nodes.work / "pod", free_port()
+    before = listed(servers[1])
+    spec = ServerSpec(str(nodes.bucket), settings={variable("improve"): "false"})
+    keeper = Keeper(spec, root, "127.0.0.1", port, "127.0.0.1")
+    try:
+        wait_until(lambda: listed(servers[1]) == before | {keeper.url}, 60)
+        pid = keeper.state()["pid"]
+        hook = [sys.executable, "-m", *LEAVE]
+        subprocess.run(hook, env={**os.environ, variable("data"): str(root)}, check=True, timeout=60)
+        assert listed(servers[1]) == before
+        assert not _runs(pid)
+        time.sleep(4 * LOOK_S)
+        assert (keeper.state()["pid"], keeper.state()["starts"]) == (0, 1)
+    finally:
+        keeper.end()
+
+
+def test_servers_with_tls_trust_only_their_authorities(
+    nodes: Nodes, servers: list[Lab], tmp_path: Path
+) -> None:
+    right = {tenant: embed(servers[0], tenant) for tenant in TENANTS}
+    for lab in servers:
+        assert lab.server is not None
+        lab.server.terminate()
+    assert [lab.server.wait(60) for lab in servers if lab.server] == [0, 0, 0]
+    ours, theirs = (Authority.create(tmp_path / name) for name in ("ours", "theirs"))
+
+    def started(name: str, trusts: Authority) -> Lab:
+        cert, key = ours.issue(name)
+        files = {"tls_cert": cert, "tls_key": key, "tls_client_ca": ours.file, "node_ca": trusts.file}
+        flags = [part for name, file in files.items() for part in (flag(name), str(file))]
+        return nodes.start(name, "replica", *flags, trusted=ours.file, shown=ours.both(f"{name}-client"))
+
+    pair = trusting, mistaken = started("fourth", ours), started("fifth", theirs)
+    wait_until(lambda: all(len(listed(lab)) == 2 for lab in pair))
+    for lab, other in (pair, pair[::-1]):
+        assert {tenant: embed(lab, tenant) for tenant in TENANTS} == right
+        tenant = next(name for name in map("x{}".format, count()) if owner(list(pair), name) is other)
+        with pytest.raises(HmiError, match="there is no model"):
+            embed(lab, tenant)
+    assert view(trusting)["passed"] > 0
+    assert view(trusting)["passed"] == view(mistaken)["answered"]
+    assert view(mistaken)["passed"] == 0
+    assert "does not answer (TLS fails, see node_ca" in (mistaken.work / "server.log").read_text()
+    assert "TLS" not in (trusting.work / "server.log").read_text()
 
 
 def refused_to_lead(lab: Lab) -> HmiError:

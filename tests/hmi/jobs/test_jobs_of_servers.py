@@ -185,6 +185,22 @@ def test_a_server_that_lost_its_data_folder_does_not_keep_its_jobs(start) -> Non
     assert starts(again, job)[0][1] > 0
 
 
+def test_a_server_that_comes_takes_the_place_of_one_with_its_address(start) -> None:  # type: ignore[no-untyped-def]
+    primary, lost = start("a", "primary", jobs=0), start("b")
+    job = submit(primary, "count", steps=300)
+    wait_until(lambda: has_checkpoint(primary, job), 60)
+    node = lost.registry.node()
+    lost.die()
+    third = start("c")
+    assert primary.registry.job(job).node == node, "it is still listed, and seems to live"
+    third.registry.enter("http://b")
+    record = end_of(primary, job)
+    assert (record.state, record.node) == ("succeeded", third.registry.node())
+    assert {server.url for server in third.registry.servers()} == {"http://a", "http://b"}
+    assert [one.node for one in third.registry.servers() if one.url == "http://b"] == [third.registry.node()]
+    assert starts(third, job)[0][1] > 0, "from the checkpoint"
+
+
 def test_jobs_are_spread_and_each_runs_once(start) -> None:  # type: ignore[no-untyped-def]
     primary = start("a", "primary", jobs=1)
     replicas = [start(name) for name in "bc"]
