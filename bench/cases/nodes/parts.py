@@ -61,10 +61,7 @@ def run(plan: PartsPlan, url: str | None, data: Path | None, report: Report) -> 
         report(f"a corpus of {plan.text_bytes:,} bytes")
         corpus = _corpus(home, folder / "corpus.txt", plan.text_bytes)
         place = f"{url or folder}/bucket-{secrets.token_hex(4)}"
-        servers = {
-            arm: _start(stack, plan, home, folder, f"{place}-{arm}", arm)
-            for arm in ARMS
-        }
+        servers = {arm: _start(stack, plan, home, folder, f"{place}-{arm}", arm) for arm in ARMS}
         report("builds")
         built: dict[str, int] = dict.fromkeys(ARMS, 0)
 
@@ -100,7 +97,14 @@ def _corpus(home: Home, path: Path, size: int) -> Path:
 def _start(stack: ExitStack, plan: PartsPlan, home: Home, folder: Path, place: str, arm: str) -> Server:
     """Start the servers of an arm. Returns the primary."""
     cut = ("--count-part-bytes", str(plan.part_bytes)) if plan.part_bytes else ()
-    given = ("--bucket", place, "--no-improve", "--max-upload-bytes", str(2 * plan.text_bytes + (1 << 20)), *cut)
+    given = (
+        "--bucket",
+        place,
+        "--no-improve",
+        "--max-upload-bytes",
+        str(2 * plan.text_bytes + (1 << 20)),
+        *cut,
+    )
     jobs, others = ARMS[arm]
     primary = stack.enter_context(
         running(hmi(copied(home, folder / arm), *given, "--job-workers", jobs, name=arm), folder)

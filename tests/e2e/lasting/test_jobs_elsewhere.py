@@ -110,7 +110,9 @@ def test_servers_count_one_corpus_and_one_of_them_dies(nodes: Nodes, primary: La
         return str(primary.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"])
 
     def parts(job: str) -> list[dict[str, Any]]:
-        return [one for one in records(primary) if one["kind"] == "count_part" and one["spec"]["build"] == job]
+        return [
+            one for one in records(primary) if one["kind"] == "count_part" and one["spec"]["build"] == job
+        ]
 
     def counted(job: str, node: str) -> int:
         return sum(one["state"] == "succeeded" and one.get("node") == node for one in parts(job))

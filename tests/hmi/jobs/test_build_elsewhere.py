@@ -176,4 +176,3 @@ def test_servers_go_on_with_each_others_build(
     made = primary.plots.version(domain)
     rows = sum(s.count for s in made.segments if s.kind == "rows")
     assert rows == made.entries[2] + made.entries[3], "nothing was written twice"
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,7 @@ def is_clean(server: Manager, job: str) -> bool:
     return not parts_of(server, job)
 
 
-def test_who_counts_a_part_does_not_matter(
-    primary: Manager, others: list[Manager], here: list[str]
-) -> None:
+def test_who_counts_a_part_does_not_matter(primary: Manager, others: list[Manager], here: list[str]) -> None:
     """One is counted elsewhere; one begun by a server that dies, one taken and not begun, one failed."""
     whole = primary.create_domain("tiny/alone", CORPUS, alpha=70)
     assert attempt(primary, whole)
@@ -178,7 +177,8 @@ def test_a_cancelled_build_leaves_no_parts(primary: Manager, others: list[Manage
 
 def test_jobs_of_one_server_count_in_parts(tiny_source: Path, tmp_path: Path, here: list[str]) -> None:
     """Without a bucket, counts go from one job's folder to the other's."""
-    for manager in tiny_manager(tiny_source, tmp_path / "data"):
+    with closing(tiny_manager(tiny_source, tmp_path / "data")) as opened:
+        manager = next(opened)
         whole = manager.create_domain("tiny/alone", CORPUS, alpha=70)
         assert attempt(manager, whole)
         job = manager.create_domain("tiny/shared", CORPUS, alpha=70)
