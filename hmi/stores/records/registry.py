@@ -364,8 +364,8 @@ class Registry(WholeRegistry):
         return self._database.write(lambda t: claims.take(self._table, t, job, node), claims.anyone)
 
     def take_back(self, part: str) -> bool:
-        """Remove a job that counts a part of a corpus, so that no server does. Returns False if one counts it, or
-        has counted it. Raises Unavailable."""
+        """Remove a job that counts a part of a corpus, so that no server does. Returns False if one has begun
+        it. Raises Unavailable."""
         return self._database.write(lambda t: job_table.take_back(self._table, t, part))
 
     def has_claim(self, job: str) -> bool:
