@@ -110,10 +110,18 @@ def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
 
     def build(domain: str, by: Lab) -> str:
         body = {"domain": domain, "alpha": 60}
-        job = primary.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"]
+        return at(
+            by, primary.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"]
+        )
+
+    def occupy(model: str, by: Lab) -> str:
+        """Take the only place for jobs of a server, while the other one has none."""
+        return at(by, fine_tune(primary, model, epochs=200))
+
+    def at(lab: Lab, job: str) -> str:
         wait_until(lambda: record(primary, job)["state"] == "running")
-        assert record(primary, job)["node"] == node_of(by)
-        return str(job)
+        assert record(primary, job)["node"] == node_of(lab)
+        return job
 
     def parts(job: str) -> list[tuple[str, str | None]]:
         """The state and server of each part that the build has not taken back."""
@@ -122,11 +130,13 @@ def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
 
     replica = replica_of(nodes, "fifth")
     succeeded(primary, build("tiny/alone", replica))
+    busy = occupy("acme.second", replica)
     primary.kill()
     primary.arguments += ("--job-workers", "1", *cut)
     primary.start()
     node = node_of(replica)
     shared = build("tiny/shared", primary)
+    primary.client.request("DELETE", f"/manage/jobs/{busy}")
     wait_until(lambda: ("running", node) in parts(shared))
     replica.kill()
     assert ("running", node) in parts(shared)
@@ -135,10 +145,9 @@ def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
     succeeded(primary, shared)
     same(primary, "tiny/alone", "tiny/shared")
 
+    busy = occupy("acme.third", primary)
     replica.arguments += cut
     replica.start()
-    busy = fine_tune(primary, "acme.busy", epochs=200)
-    wait_until(lambda: record(primary, busy)["state"] == "running")
     there = build("tiny/there", replica)
     primary.client.request("DELETE", f"/manage/jobs/{busy}")
     wait_until(lambda: ("succeeded", node_of(primary)) in parts(there), 60)
