@@ -87,10 +87,13 @@ JobKind = Literal[
     "shard_root",
     "backup",
     "improve",
+    "count_part",
 ]
 BACKGROUND: frozenset[JobKind] = frozenset({"improve"})
 """The kinds of jobs that nobody waits for: they run only while no other job needs the place."""
-ELSEWHERE: frozenset[JobKind] = frozenset({"fine_tune", "build_plot", "profile_cascade", "improve"})
+ELSEWHERE: frozenset[JobKind] = frozenset(
+    {"fine_tune", "build_plot", "count_part", "profile_cascade", "improve"}
+)
 """The kinds of jobs that a replica may run. The others work on what only the primary has: the whole PLOT
 store, roots' folders, the operator's files."""
 CASCADE_TASKS: tuple[Task, ...] = ("classification", "pair")

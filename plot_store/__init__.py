@@ -13,7 +13,7 @@ from __future__ import annotations
 from plot_store.care.scrub import ScrubProgress, probe, scrub
 from plot_store.care.snapshot import Snapshot
 from plot_store.counting.counted import Among, CountedNgrams
-from plot_store.counting.counter import NgramCounter
+from plot_store.counting.counter import NgramCounter, merge_counts
 from plot_store.counting.misses import MissSketch
 from plot_store.environment.pins import Lease, LeaseInfo, Pin
 from plot_store.face.fetching import Fetching
@@ -112,6 +112,7 @@ __all__ = [
     "entries_within",
     "entry_bytes",
     "fallbacks",
+    "merge_counts",
     "probe",
     "scrub",
 ]

@@ -62,6 +62,10 @@ class Settings:
     replica_jobs: Annotated[int, Bounds(0, 64)] = 0
     """The number of jobs that a replica runs at once, beside the primary's `job_workers`. It takes one only
     while it answers no call. 0 = it runs none (docs/operations/nodes.md)."""
+    count_part_bytes: Annotated[int, Bounds(1024, 1 << 40)] = 32 * MIB
+    """The size of the parts in which the corpus of a domain is counted, if several jobs can run at once here
+    or at servers that share the bucket; at most 64 parts. To count a part takes longer than to start a
+    process and to move the part's files, so smaller parts gain nothing."""
     improve: bool = True
     """After a model was trained on rows, a job of low priority tries what may make it better, and publishes
     a second version if held-out rows say so or, for a new model of few rows with one label each, unless they

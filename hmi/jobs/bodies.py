@@ -29,6 +29,7 @@ BODIES: Mapping[JobKind, Body] = {
     "shard_root": _lazily("hmi.jobs.root.shard_root"),
     "backup": _lazily("hmi.jobs.back_up"),
     "improve": _lazily("hmi.jobs.improve"),
+    "count_part": _lazily("hmi.jobs.plot.count_part"),
 }
 
 

@@ -95,6 +95,19 @@ class BuildPlotSpec(Spec):
         return DomainId.parse(self.domain)
 
 
+class CountPartSpec(Spec):
+    """Count a part of a build's corpus. Input: texts. A build queues these jobs, and removes them."""
+
+    build: str
+    """The build, by its job's id."""
+    domain: str
+    root: str
+    root_version: str
+    """The root whose tokenizer and n the build has."""
+    texts: int
+    """The number of texts in the input."""
+
+
 class ImportRootSpec(Spec):
     """Import a root. Inputs: text-KIND[.txt], a file for each kind of text; text-0, text-1, … are general."""
 

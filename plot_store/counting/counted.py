@@ -123,6 +123,15 @@ class CountedNgrams:
         for path in left:
             remove(path)
 
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """The orders that were counted, ascending."""
+        return tuple(sorted(self._tables))
+
+    def runs(self, order: int) -> list[Path]:
+        """Return the files of an order, each with ascending n-grams. Raises Invalid."""
+        return [self.folder / name for name in self._table(order).files.values()]
+
     def total(self, order: int) -> int:
         """Return the number of occurrences of n-grams of this order. Raises Invalid if it was not counted."""
         return self._table(order).total
@@ -230,8 +239,9 @@ class TableWriter:
 
     def close(self) -> OrderCounts:
         """Sync the files and return the table. Raises StoreFull, StoreIO."""
-        files = {power: writer.close(durable=True).name for power, writer in self._writers.items()}
-        return OrderCounts(self._order, dict(self._histogram), files)
+        # Sorted, since the order in which they came depends on the runs that were merged.
+        files = {power: self._writers[power].close(durable=True).name for power in sorted(self._writers)}
+        return OrderCounts(self._order, dict(sorted(self._histogram.items())), files)
 
     def _writer(self, power: int) -> RunWriter:
         if power not in self._writers:

@@ -2,12 +2,13 @@
 
 Keys are collected in a buffer. A full buffer is sorted, counted and written to disk as a run while the next
 one fills. At the end the runs are merged as streams into the tables from which `CountedNgrams` selects.
+Counts of parts of a corpus are merged in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +18,9 @@ import numpy as np
 from hmi_kernels.lookup.layout import MAX_N, Window, words
 from numpy.typing import NDArray
 
-from plot_store.counting.counted import CountedNgrams, TableWriter
+from plot_store.counting.counted import CountedNgrams, OrderCounts, TableWriter
 from plot_store.counting.key_counts import count_keys
-from plot_store.counting.runs import BLOCK_ENTRIES, SUFFIX, RunWriter, merge
+from plot_store.counting.runs import BLOCK_ENTRIES, SUFFIX, Merged, RunWriter, merge
 from plot_store.counting.windows import Keys, Strip, check_texts, starts_of
 from plot_store.ground.arguments import check_number, check_path
 from plot_store.ground.errors import Closed, Invalid
@@ -29,6 +30,7 @@ from plot_store.ground.nouns import Progress, check_window
 MEMORY_BYTES: Final = 256 << 20
 MIN_MEMORY_BYTES: Final = 1 << 20
 FAN_IN: Final = 64  # runs of one level that are merged into one of the next
+MOST_OPEN: Final = 256  # files of finished counts that are merged at a time: a process may open about 1,000
 SLICE_TOKENS: Final = 1 << 18  # tokens that are cut into n-grams at a time
 
 
@@ -54,12 +56,10 @@ class NgramCounter:
         Raises Invalid (also if the folder holds other files), StoreIO.
         """
         self.n, self.orders, self.window = n, _checked(n, orders), check_window(window)
-        cure = f"that is too little; pass at least {MIN_MEMORY_BYTES}"
-        check_number("memory_bytes", memory_bytes, cure, least=MIN_MEMORY_BYTES, whole=True)
+        self._block = _block(memory_bytes)
         self.folder = check_path("folder", folder)
         CountedNgrams.clear(self.folder)
         self._slice_tokens = min(SLICE_TOKENS, memory_bytes // 512)
-        self._block = min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ngram-runs")
         room = _room(memory_bytes // 2, [words(order) for order in self.orders])
         self._runs = {
@@ -101,11 +101,9 @@ class NgramCounter:
             entries = sum(run.entries for runs in finished.values() for run in runs)
             tables = []
             for order, runs in finished.items():
-                writer = TableWriter(self.folder, order, self._block)
-                for part in merge([run.path for run in runs], words(order), merged):
-                    writer.add(part)
-                tables.append(writer.close())
-                _remove(runs)
+                paths = [run.path for run in runs]
+                tables.append(_table(self.folder, order, self._block, paths, merged))
+                _remove(paths)
             return CountedNgrams.seal(self.folder, self.n, tables, self.window)
 
     def close(self) -> None:
@@ -219,7 +217,7 @@ class _RunBuilder:
             for part in merge([run.path for run in runs], self._words):
                 into.add(part)
             into.close()
-            _remove(runs)
+            _remove([run.path for run in runs])
             self._levels[level] = []
             if level + 1 == len(self._levels):
                 self._levels.append([])
@@ -252,7 +250,65 @@ def _room(budget: int, key_words: list[int]) -> int:
     return max(1024, budget // (16 * sum(key_words) + counting))
 
 
-def _remove(runs: list[RunWriter]) -> None:
-    for run in runs:
-        with convert_os_errors(f"removing {run.path.name}"):
-            run.path.unlink()
+def _block(memory_bytes: int) -> int:
+    """Return the number of entries of a block, for a count in so much memory. Raises Invalid."""
+    cure = f"that is too little; pass at least {MIN_MEMORY_BYTES}"
+    check_number("memory_bytes", memory_bytes, cure, least=MIN_MEMORY_BYTES, whole=True)
+    return min(BLOCK_ENTRIES, memory_bytes // (FAN_IN * 256))
+
+
+def _table(folder: Path, order: int, block: int, runs: Sequence[Path], merged: Merged) -> OrderCounts:
+    """Merge runs into the table of an order. Raises StoreFull, StoreIO, Damaged."""
+    writer = TableWriter(folder, order, block)
+    for part in merge(runs, words(order), merged):
+        writer.add(part)
+    return writer.close()
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with convert_os_errors(f"removing {path.name}"):
+            path.unlink()
+
+
+def merge_counts(
+    parts: Sequence[CountedNgrams],
+    folder: str | Path,
+    memory_bytes: int = MEMORY_BYTES,
+    progress: Progress = lambda _done, _all: None,
+) -> CountedNgrams:
+    """Merge the counts of the parts of a corpus into the count of all of it, in `folder`.
+
+    The files are those that one `NgramCounter` with this `memory_bytes` writes for all texts, byte for byte.
+    The parts stay. progress(entries merged, entries in total). Raises Invalid (there are no parts; they
+    differ in n, orders or window; the folder is a part's or holds other files), StoreFull, StoreIO, Damaged,
+    and what `progress` raises.
+    """
+    folder, block = check_path("folder", folder), _block(memory_bytes)
+    if len({(part.n, part.orders, part.window) for part in parts}) != 1:
+        raise Invalid(
+            "only parts of one corpus are merged: pass one or more, all of the same n, orders and window"
+        )
+    if any(part.folder.resolve() == folder.resolve() for part in parts):
+        raise Invalid(f"{folder} holds a part: pass another folder")
+    CountedNgrams.clear(folder)
+    first, done = parts[0], 0
+    entries = sum(part.distinct(order) for part in parts for order in part.orders)
+
+    def merged(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(min(done, entries), entries)
+
+    tables = []
+    for order in first.orders:
+        runs, made = [path for part in parts for path in part.runs(order)], list[Path]()
+        while len(runs) > MOST_OPEN:
+            into = RunWriter(folder / f"{order}-{len(made) + 1}{SUFFIX}", words(order), block)
+            for piece in merge(runs[:MOST_OPEN], words(order), merged):
+                into.add(piece)
+            made.append(into.close())
+            runs = [*runs[MOST_OPEN:], made[-1]]
+        tables.append(_table(folder, order, block, runs, merged))
+        _remove(made)
+    return CountedNgrams.seal(folder, first.n, tables, first.window)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cases.nodes import parts
 from bench.cases.nodes.run import QUICK, run
 from bench.harness.home import Contents
 from tests.bench.lab import tiny_plan
@@ -23,3 +24,12 @@ def test_the_quick_run_measures_everything_and_loses_nothing(tmp_path: Path) -> 
         assert rows[name].value == 0, name
     measured = ("change_journal", "join_bytes", "cold_first", "live_worst", "upload_through", "take_over")
     assert all((rows[name].value or 0) > 0 for name in measured)
+
+
+@pytest.mark.slow
+def test_builds_in_parts_are_measured_and_equal(tmp_path: Path) -> None:
+    tiny = tiny_plan(tmp_path)
+    contents = Contents(1, tiny.corpus, tiny.source, tiny.learn)
+    rows = {row.id: row for row in parts.run(replace(parts.QUICK, contents=contents), None, None, print)}
+    assert rows["parts_differ"].value == 0
+    assert all((rows[f"parts_{arm}"].value or 0) > 0 for arm in parts.ARMS)

@@ -6,6 +6,7 @@ import random
 import threading
 import tracemalloc
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hmi_kernels.lookup.layout import Window
 
 from plot_store.counting import runs
 from plot_store.counting.counted import Among, CountedNgrams
-from plot_store.counting.counter import MIN_MEMORY_BYTES, NgramCounter
+from plot_store.counting.counter import MIN_MEMORY_BYTES, NgramCounter, merge_counts
 from plot_store.counting.key_counts import KeyCounts, combined, count_keys
 from plot_store.counting.windows import pack, unpack
 from plot_store.ground.errors import Closed, Damaged, Invalid, StoreFull
@@ -145,6 +146,45 @@ def test_finished_counts_are_found_again(tmp_path: Path, window: Window) -> None
         (tmp_path / "counted.json").read_bytes().replace(b'"n": 3', b'"n": 2')
     )
     assert CountedNgrams.open(tmp_path) is None, "changed by a hand or a disk"
+
+
+@pytest.mark.parametrize("window", ["centred", "causal"])
+@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("small_buffers")
+def test_counts_of_parts_are_merged_into_the_bytes_of_one_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, seed: int, window: Window
+) -> None:
+    rng = random.Random(seed)
+    texts = [*random_texts(seed, rng.randrange(2, 200)), [0, 0], [], [5, 0, 6]]
+    whole = count(tmp_path / "whole", texts, n, rng.randrange(1, 50), window=window)
+    cuts = sorted(rng.choices(range(len(texts) + 1), k=rng.randrange(6)))
+    ranges = pairwise([0, *cuts, len(texts)])
+    parts = [
+        count(tmp_path / f"{i}", texts[a:b], n, rng.randrange(1, 50), window=window)
+        for i, (a, b) in enumerate(ranges)
+    ]
+    monkeypatch.setattr("plot_store.counting.counter.MOST_OPEN", rng.choice((2, 3, 256)))
+    told: list[tuple[int, int]] = []
+    merged = merge_counts(parts, tmp_path / "merged", MIN_MEMORY_BYTES, lambda *at: told.append(at))
+    assert content(merged.folder) == content(whole.folder)
+    assert (merged.orders, merged.window) == (whole.orders, window)
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+    assert all(CountedNgrams.open(part.folder) for part in parts), "the parts stay"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_only_parts_of_one_corpus_are_merged(tmp_path: Path) -> None:
+    texts = random_texts(1, 20)
+    first, other = count(tmp_path / "a", texts), count(tmp_path / "b", texts, n=2)
+    for parts, into in ([], "c"), ([first, other], "c"), ([first], "a"):
+        with pytest.raises(Invalid):
+            merge_counts(parts, tmp_path / into)
+    assert CountedNgrams.open(tmp_path / "a") is not None
 
 
 def test_a_killed_count_leaves_nothing_to_the_next(tmp_path: Path, small_buffers: None) -> None:

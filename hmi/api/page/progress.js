@@ -8,7 +8,7 @@ import { trouble } from "./session.js";
 export const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 export const KINDS = { fine_tune: "fine-tuning", build_plot: "building a domain", import_root: "importing a root",
   compact_plot: "compacting a domain", erase: "erasing from a domain", profile_cascade: "profiling a cascade", shard_root: "cutting a root into shards",
-  improve: "improving" };
+  improve: "improving", count_part: "counting a part for" };
 const STATES = { succeeded: "good", failed: "bad", cancelled: "warn", running: "accent", queued: "" };
 const AGAIN_MS = 2000, CLOCK_MS = 1000;
 

@@ -15,8 +15,9 @@ from typing import Any, Final
 from hmi.core import DomainId
 from hmi.errors import Conflict, InvalidInput, NotFound
 from hmi.jobs.options import BuildPlotOptions
+from hmi.jobs.plot.count_part import count_for_build
 from hmi.jobs.plot.differences import Differences
-from hmi.jobs.plot.ngrams import choose, count_corpus
+from hmi.jobs.plot.ngrams import choose
 from hmi.jobs.plot.samples import keep_sample
 from hmi.jobs.plot.write_plot import (
     Wanted,
@@ -229,7 +230,7 @@ def _build(ctx: JobContext, domain: DomainId, spec: BuildPlotSpec) -> VersionInf
                 field="pretrain",
             )
         lower_name = _pretrain(ctx, root, lower, corpus, options)
-    counted = count_corpus(ctx, root.tokenizer, [corpus], documents, root.info.n)
+    counted = count_for_build(ctx, domain, root, corpus, documents)
     differences = Differences(ctx.folder, _min_difference(options, pretrained))
     sample = keep_sample(
         ctx, corpus, documents, options.sample, PlotMeta.of(parent).sample if update else None

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmi.errors import Damaged, InvalidInput, NotFound
-from hmi.jobs.plot.ngrams import TOKENISE_AT_ONCE, UNCUT, count_corpus, pieces
+from hmi.jobs.plot.ngrams import TOKENISE_AT_ONCE, UNCUT, count_corpus, texts_of
 from hmi.jobs.plot.write_plot import Ngrams, find_published, keys_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.specs import KEEP, PHRASES, TEXT, EraseSpec
@@ -102,9 +102,7 @@ class _Unwanted:
 
     def documents(self) -> Iterator[str]:
         """Yield the text's documents, long ones in pieces."""
-        return (
-            piece for text in self.texts for document in read_documents(text) for piece in pieces(document)
-        )
+        return chain.from_iterable(map(texts_of, self.texts))
 
     def phrase_ids(self) -> list[Ids]:
         """The tokens of the phrases: at the beginning of a text and, where they differ, after a space.

@@ -7,8 +7,8 @@ The counts are kept on disk, in the job's folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 from plot_store import CountedNgrams, NgramCounter
+from plot_store.ground.nouns import Progress
 
 N: Final = 3
 TOKENISE_AT_ONCE: Final = 256
@@ -51,17 +52,38 @@ def count_corpus(
     found = CountedNgrams.open(kept)
     if found is not None:
         return found
-    orders = range(min(2, n), n + 1)
-    with NgramCounter(n, orders, kept, window=tokenizer.window) as counter:
-        done = 0
-        for tokens, offsets in (batch for corpus in corpora for batch in tokenised(tokenizer, corpus)):
-            counter.add(tokens, offsets)
-            done += len(offsets) - 1
-            # A long document counts as several, so `done` may pass `documents`.
-            ctx.progress(min(done, documents), documents, phase="counting n-grams")
-        made = counter.finish(lambda merged, of: ctx.progress(merged, of, phase="merging counts"))
+    made = count_texts(
+        tokenizer,
+        chain.from_iterable(map(texts_of, corpora)),
+        n,
+        kept,
+        # A long document counts as several, so `done` may pass `documents`.
+        lambda done: ctx.progress(min(done, documents), documents, phase="counting n-grams"),
+        lambda merged, of: ctx.progress(merged, of, phase="merging counts"),
+    )
     ctx.checkpointed()
     return made
+
+
+def count_texts(
+    tokenizer: Tokenizer | GenerativeTokenizer,
+    texts: Iterable[str],
+    n: int,
+    folder: Path,
+    counted: Callable[[int], None],
+    merged: Progress,
+) -> CountedNgrams:
+    """Count the n-grams of texts, in the windows of the tokenizer's models.
+
+    counted(texts so far). merged: see `NgramCounter.finish`. Raises as `NgramCounter`, and what these raise.
+    """
+    with NgramCounter(n, range(min(2, n), n + 1), folder, window=tokenizer.window) as counter:
+        done = 0
+        for tokens, offsets in tokenised(tokenizer, texts):
+            counter.add(tokens, offsets)
+            done += len(offsets) - 1
+            counted(done)
+        return counter.finish(merged)
 
 
 def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wanted]:
@@ -78,10 +100,15 @@ def choose(counted: CountedNgrams, alpha: float, min_count: int = 1) -> list[Wan
     ]
 
 
-def tokenised(tokenizer: Tokenizer | GenerativeTokenizer, corpus: Path) -> Iterator[Ragged]:
-    """Tokenise a corpus in batches, without cutting. A document of more than LONGEST_PIECE
-    characters becomes several texts."""
-    every = (piece for document in read_documents(corpus) for piece in pieces(document))
+def texts_of(corpus: Path) -> Iterator[str]:
+    """Yield the texts of a corpus that are counted. A document of more than LONGEST_PIECE characters is
+    several. Raises as `read_documents`."""
+    return (piece for document in read_documents(corpus) for piece in pieces(document))
+
+
+def tokenised(tokenizer: Tokenizer | GenerativeTokenizer, texts: Iterable[str]) -> Iterator[Ragged]:
+    """Tokenise texts in batches, without cutting."""
+    every = iter(texts)
     while batch := list(islice(every, TOKENISE_AT_ONCE)):
         yield ragged([e.ids[tokenizer.first_counted :] for e in tokenizer.encode(batch, UNCUT)])
 

@@ -46,7 +46,9 @@ _TARGET = {
     "shard_root": "name",
     "backup": "folder",
     "improve": "model",
+    "count_part": "domain",
 }
+_PART = "-part-"
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -65,6 +67,15 @@ def no_job(job: str) -> NotFound:
 def job_id_at(at: float) -> str:
     """The prefix of ids of jobs created at this time (seconds since 1970). Ids sort by time."""
     return f"j{int(at * 1000):011x}"
+
+
+def part_id(build: str, size: int, number: int) -> str:
+    """The id of the job that counts a part of a build's corpus.
+
+    It has the `size` of parts, in bytes. So an attempt at the build that cuts otherwise finds no part of one
+    that cut so.
+    """
+    return f"{build}{_PART}{size}-{number}"
 
 
 def target_of(job: JobRecord) -> str | None:
@@ -91,6 +102,8 @@ def put_job(table: RecordTable, txn: RegistryTxn, record: JobRecord) -> None:
     background.index(txn, old, record)
     txn.put(_of(record.tenant) + record.job, BEHIND if behind else b"")
     _count(table, txn, old, record)
+    if record.kind == "build_plot" and record.state in ENDED:
+        drop_parts(table, txn, record.job)
 
 
 def drop_job(table: RecordTable, txn: RegistryTxn, job: str) -> None:
@@ -101,6 +114,25 @@ def drop_job(table: RecordTable, txn: RegistryTxn, job: str) -> None:
             txn.delete(key)
         background.index(txn, old, None)
         _count(table, txn, old, None)
+
+
+def drop_parts(table: RecordTable, txn: RegistryTxn, build: str) -> None:
+    """Remove the jobs that count parts of a build's corpus. One that runs ends at its next step."""
+    for part in txn.keys(JOB + build + _PART, tolerant=True):
+        drop_job(table, txn, build + _PART + part)
+
+
+def take_back(table: RecordTable, txn: RegistryTxn, part: str) -> bool:
+    """Remove a job that counts a part, unless its process has begun and has not failed. Returns whether it is
+    gone.
+
+    A server may have taken the job for a process that it is about to start. That process then finds no job.
+    """
+    record = table.get(txn, JOB + part, JobRecord)
+    if record is not None and record.state in ("running", "succeeded"):
+        return False
+    drop_job(table, txn, part)
+    return True
 
 
 def index_jobs(table: RecordTable, txn: RegistryTxn) -> None:
@@ -179,7 +211,7 @@ def add_job(table: RecordTable, txn: RegistryTxn, record: JobRecord, tenant_limi
 
 def _exclude(one: JobKind, other: JobKind) -> bool:
     """Return whether two jobs of these kinds must not share a target. A build could undo an erasure."""
-    return one == other or {one, other} == {"build_plot", "erase"}
+    return one == other != "count_part" or {one, other} == {"build_plot", "erase"}
 
 
 def _doing(job: JobRecord) -> str:

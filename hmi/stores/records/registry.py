@@ -363,6 +363,11 @@ class Registry(WholeRegistry):
             return True
         return self._database.write(lambda t: claims.take(self._table, t, job, node), claims.anyone)
 
+    def take_back(self, part: str) -> bool:
+        """Remove a job that counts a part of a corpus, so that no server does. Returns False if one has begun
+        it. Raises Unavailable."""
+        return self._database.write(lambda t: job_table.take_back(self._table, t, part))
+
     def has_claim(self, job: str) -> bool:
         """Return whether this node still has a job, beyond doubt. Always true if the registry is not shared.
 

@@ -4,19 +4,26 @@ checkpoint."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hmi.stores.bucket import Bucket
 from hmi.stores.records.registry import Registry
+from plot_store import Store
 from tests.e2e.lasting.test_kill import Lab, fine_tune
 from tests.e2e.lasting.test_nodes import Nodes, answers, nodes, succeeded, update, with_root
 from tests.tiny import random_texts
 from tests.waiting import wait_until
 
 __all__ = ["nodes"]
+
+PARTS = 8
+REPEATED = 120
+"""So often the texts of a large corpus recur: to count a part takes longer than to look at it here."""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +102,75 @@ def test_a_replica_that_dies_costs_what_followed_its_last_checkpoint(nodes: Node
     ended = record(primary, job)
     assert (ended["node"], ended["attempts"]) == (node_of(fourth), 2)
     assert fourth.ask("acme.long") == primary.ask("acme.long")
+
+
+def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
+    """The primary builds, and the other server dies; then the replica builds, and both live."""
+    bucket = Bucket(str(nodes.bucket))
+    # It repeats few texts, so little follows the counting.
+    corpus = primary.file("large", "\n".join(random_texts(400, seed=8) * REPEATED).encode())
+    cut = ("--count-part-bytes", str(corpus.stat().st_size // PARTS + 1))
+
+    def build(domain: str, by: Lab) -> str:
+        body = {"domain": domain, "alpha": 60}
+        return at(
+            by, primary.client.request("POST", "/manage/domains", body, files={"corpus": corpus})["job"]
+        )
+
+    def occupy(model: str, by: Lab) -> str:
+        """Take the only place for jobs of a server, while the other one has none."""
+        return at(by, fine_tune(primary, model, epochs=200))
+
+    def at(lab: Lab, job: str) -> str:
+        wait_until(lambda: record(primary, job)["state"] == "running")
+        assert record(primary, job)["node"] == node_of(lab)
+        return job
+
+    def parts(job: str) -> list[tuple[str, str | None]]:
+        """The state and server of each part that the build has not taken back."""
+        with closing(Registry.open(primary.data / "registry", checked=True)) as registry:
+            return [(one.state, one.node) for one in registry.jobs() if one.spec.get("build") == job]
+
+    replica = replica_of(nodes, "fifth")
+    succeeded(primary, build("tiny/alone", replica))
+    busy = occupy("acme.second", replica)
+    primary.kill()
+    primary.arguments += ("--job-workers", "1", *cut)
+    primary.start()
+    node = node_of(replica)
+    shared = build("tiny/shared", primary)
+    primary.client.request("DELETE", f"/manage/jobs/{busy}")
+    wait_until(lambda: ("running", node) in parts(shared))
+    replica.kill()
+    assert ("running", node) in parts(shared)
+    with closing(Registry.open(primary.data / "registry", checked=True, journal=bucket.journal)) as registry:
+        registry.leave(node)  # as the primary does when a server does not answer
+    succeeded(primary, shared)
+    same(primary, "tiny/alone", "tiny/shared")
+
+    busy = occupy("acme.third", primary)
+    replica.arguments += cut
+    replica.start()
+    there = build("tiny/there", replica)
+    primary.client.request("DELETE", f"/manage/jobs/{busy}")
+    wait_until(lambda: ("succeeded", node_of(primary)) in parts(there), 60)
+    assert len(parts(there)) < PARTS, "the build counts parts itself"
+    succeeded(primary, there)
+    same(primary, "tiny/alone", "tiny/there")
+    assert not parts(shared) + parts(there)
+    assert not [name for name in bucket.names("jobs") if there in name or shared in name]
+    replica.kill()
+
+
+def same(lab: Lab, one: str, other: str) -> None:
+    with Store.open(lab.data / "plots", read_only=True) as store:
+        a, b = store.version(one), store.version(other)
+        assert a.meta["report"] == b.meta["report"]
+        with store.reader(a.id) as first, store.reader(b.id) as second:
+            for order in (2, 3):
+                ngrams = first.ngrams(order)
+                assert np.array_equal(ngrams, second.ngrams(order))
+                assert np.array_equal(first.get(order, ngrams)[0], second.get(order, ngrams)[0])
 
 
 def _listed(bucket: Bucket, job: str) -> str:

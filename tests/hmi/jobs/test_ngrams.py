@@ -14,7 +14,7 @@ import pytest
 
 from hmi.config import Settings
 from hmi.jobs.plot import ngrams as module
-from hmi.jobs.plot.ngrams import choose, count_corpus, ragged, tokenised
+from hmi.jobs.plot.ngrams import choose, count_corpus, ragged, texts_of, tokenised
 from hmi.jobs.plot.write_plot import Wanted, in_chunks, with_own
 from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.manager import Manager
@@ -104,7 +104,7 @@ def test_batches_hold_every_document(
     monkeypatch.setattr(module, "TOKENISE_AT_ONCE", 10)
     texts = [
         tokens[a:b].tolist()
-        for tokens, offsets in tokenised(tokenizer, tmp_path / "corpus")
+        for tokens, offsets in tokenised(tokenizer, texts_of(tmp_path / "corpus"))
         for a, b in pairwise(offsets.tolist())
     ]
     assert texts == [e.ids for e in tokenizer.encode(corpus(37).splitlines(), 1 << 30)]

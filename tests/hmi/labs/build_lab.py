@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def text(seed: int, count: int = 60) -> bytes:
     return "\n".join(random_texts(count, seed)).encode()
 
 
-def tiny_manager(source: Path, data: Path, **settings: Any) -> Iterator[Manager]:
+def tiny_manager(source: Path, data: Path, **settings: Any) -> Generator[Manager]:
     """A manager whose root `tiny` has a PLOT of its own; closed after use."""
     opened = Manager(Settings(data=data, job_workers=0, teachers="", **settings))
     few = {"steps": 2, "upper_steps": 1}
