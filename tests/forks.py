@@ -43,7 +43,10 @@ class Shared(_Template):
 
     def send(self, command: dict[str, object]) -> None:
         if "start" in command:
-            command |= {"data": str(self.settings.data.absolute()), "environment": _environment(self.settings)}
+            command |= {
+                "data": str(self.settings.data.absolute()),
+                "environment": _environment(self.settings),
+            }
         super().send(command)
 
 
