@@ -26,6 +26,7 @@ from hmi.model.network.encoder import Encoder
 from hmi.model.sources.root import Root, RootInfo, split_encoder
 from hmi.model.sources.source import load_encoder
 from hmi.model.text.tokenizer import Tokenizer
+from tests.forks import one_template as one_template
 from tests.skipped import pytest_terminal_summary as pytest_terminal_summary
 from tests.tiny import write_tiny_source
 

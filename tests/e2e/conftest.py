@@ -97,7 +97,6 @@ def tag_rows(seed: int, count: int = 80) -> bytes:
 def home(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     settings = Settings(data=tmp_path_factory.mktemp("home") / "data", improve=False)
     manager = Manager(settings)
-    manager.runner.starter.many = 1  # each job of these tests would spend seconds on imports
     home = Home(manager, settings, CORPUS[:30])
     home.run(
         manager.import_root("tiny", str(tiny_source), texts={"text-0.txt": ROOT_TEXT}, options=ROOT_OPTIONS)

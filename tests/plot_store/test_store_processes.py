@@ -293,9 +293,11 @@ def test_a_thread_that_hangs_in_a_transaction_holds_others_for_a_time_only(
 OVERTAKE = """
 import sys, plotlab as lab
 from plot_store import Store
-with Store.open(sys.argv[1]) as store:
-    lab.put(store, "r", lab.content(int(sys.argv[2])))
-    store.gc(keep_versions=1, keep_days=0, orphan_age_s=-60)
+for seed in sys.stdin:
+    with Store.open(sys.argv[1]) as store:
+        lab.put(store, "r", lab.content(int(seed)))
+        store.gc(keep_versions=1, keep_days=0, orphan_age_s=-60)
+    print("done", flush=True)
 """
 
 
@@ -311,13 +313,23 @@ def test_an_opening_reader_may_be_overtaken_any_number_of_times(
         environment: Environment, chain: list[VersionInfo], steps: list[Step] | None
     ) -> tuple[MappedChain | None, str]:
         if len(missed) < 7:
-            lab.child(OVERTAKE, store.path, 10 + len(missed))
+            told.write(f"{10 + len(missed)}\n")
+            told.flush()
+            assert says.readline() == "done\n"
             environment.segments = SegmentCache(environment.folder)  # nothing is mapped yet
         mapped, missing = map_chain(environment, chain, steps)
         missed.extend([missing] if mapped is None else [])
         return mapped, missing
 
     monkeypatch.setattr(reader, "map_chain", late)
-    with store.reader("r") as opened:
-        lab.same_as(opened, [lab.entries(lab.content(16))], lab.texts(1))
+    command = [sys.executable, "-c", OVERTAKE, str(store.path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=lab.child_env()
+    ) as other:
+        told, says = other.stdin, other.stdout
+        assert told is not None
+        assert says is not None
+        with store.reader("r") as opened:
+            lab.same_as(opened, [lab.entries(lab.content(16))], lab.texts(1))
+        told.close()
     assert len(set(missed)) == 7

@@ -22,17 +22,22 @@ from hmi.execution.cuda.upload import ArrayUpload, Ints
 from hmi.model.network.encoder import Attend
 from hmi.model.network.shape import EncoderShape
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None  # type: ignore[assignment]
-
 MOST_HEAD_DIM = 256
 """The largest heads of `varlen_attn`, whose sizes are multiples of 8."""
 log = logging.getLogger("hmi.execution")
 STEPS = ((64, 8), (256, 32))
 """(longest text, step): a text belongs to the bucket of the next multiple of the step."""
 LAST_STEP = 64
+
+
+def varlen_attn(*given: Tensor | int) -> Tensor:
+    """Call torch's function of this name. Its import loads torch's compiler, which takes seconds; a server
+    without a GPU never calls it. Raises ImportError before torch 2.10."""
+    from torch.nn.attention import varlen
+
+    y = varlen.varlen_attn(*given)
+    assert isinstance(y, Tensor)
+    return y
 
 
 class Attention(Protocol):
@@ -62,12 +67,12 @@ def ragged_on(like: Tensor, shape: EncoderShape) -> bool:
     """
     size = shape.dim // shape.heads
     fits = not shape.buckets and size % 8 == 0 and size <= MOST_HEAD_DIM
-    if not (like.is_cuda and like.dtype == torch.bfloat16 and fits and varlen_attn is not None):
+    if not (like.is_cuda and like.dtype == torch.bfloat16 and fits):
         return False
     row, begins = like.new_zeros(1, 1, size), torch.tensor([0, 1], dtype=torch.int32, device=like.device)
     try:
         varlen_attn(row, row, row, begins, begins, 1, 1)
-    except (RuntimeError, TypeError) as error:  # too old a card, or a build of torch without it
+    except (ImportError, RuntimeError, TypeError) as error:  # too old a card or torch, or a build without it
         log.info("texts are padded for attention: %s", str(error).partition("\n")[0])
         return False
     return True
@@ -99,9 +104,7 @@ class Ragged:
         def attend(q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None = None) -> Tensor:
             assert relative is None
             qs, ks, vs = (z.unflatten(-1, (heads, -1)) for z in (q, k, v))
-            y = varlen_attn(qs, ks, vs, begins(), self._begins(), longest, self._longest)
-            assert isinstance(y, Tensor)
-            return y.flatten(-2)
+            return varlen_attn(qs, ks, vs, begins(), self._begins(), longest, self._longest).flatten(-2)
 
         return attend
 

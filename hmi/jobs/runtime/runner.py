@@ -466,7 +466,11 @@ class JobRunner:
                     self._put_back(job, crashed=True)
                     if self._not_before.get(job, 0.0) <= time.monotonic():
                         self._spawn(job)
-            time.sleep(POLL_S)
+                child = self._children.get(job)
+            if child is None:
+                time.sleep(POLL_S)
+            else:
+                child.wait(POLL_S)
 
     def _kill(self, job: str) -> None:
         with self._lock:

@@ -192,8 +192,10 @@ class Starter:
 class _Template:
     """A template process, and the forks that it runs."""
 
+    module = "hmi.jobs.runtime.template"
+
     def __init__(self, settings: Settings, bodies: str | None) -> None:
-        command = [sys.executable, "-P", "-m", "hmi.jobs.runtime.template", str(settings.data)]
+        command = [sys.executable, "-P", "-m", self.module, str(settings.data)]
         self._process = subprocess.Popen(
             [*command, *([bodies] if bodies else [])],
             stdin=subprocess.PIPE,

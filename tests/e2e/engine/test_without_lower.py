@@ -34,7 +34,6 @@ def home_of(source: Path, folder: Path, split: int = 0) -> Iterator[Home]:
     """A root of this source and split, by default without lower layers, and a model of each kind on it."""
     settings = Settings(data=folder, improve=False)
     manager = Manager(settings)
-    manager.runner.starter.many = 1
     deep = Home(manager, settings, CORPUS[:30])
     learnt: dict[str, Any] = {"texts": {"text-0.txt": ROOT_TEXT}, "options": ROOT_OPTIONS} if split else {}
     deep.run(manager.import_root("deep", str(source), split=split, **learnt))

@@ -40,7 +40,6 @@ def two_roots(home: Home, tiny_source: Path, data: Path) -> Iterator[Home]:
     shutil.copytree(home.settings.data, data)
     settings = replace(home.settings, data=data)
     manager = Manager(settings)
-    manager.runner.starter.many = 1  # see the fixture `home`
     two = Home(manager, settings, home.covered)
     two.run(
         manager.import_root(

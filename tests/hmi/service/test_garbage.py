@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -19,11 +22,8 @@ class Cycle:
         self.me = self
 
 
-async def test_a_full_collection_visits_only_what_is_new_and_a_rare_one_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(garbage, "EVERY_S", 0.05)
-    monkeypatch.setattr(garbage, "LOOK_S", 0.01)
+async def visits() -> None:
+    garbage.EVERY_S, garbage.LOOK_S = 0.05, 0.01
     idle, callbacks = False, list(gc.callbacks)
     async with garbage.short_collections(lambda: idle):
         old = Cycle()
@@ -42,11 +42,8 @@ async def test_a_full_collection_visits_only_what_is_new_and_a_rare_one_everythi
     assert gc.callbacks == callbacks
 
 
-async def test_cycles_that_were_in_use_at_full_collections_stay_few_in_a_server_that_is_never_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(garbage, "GROWTH", 1.0)
-    monkeypatch.setattr(garbage, "SPARE", 1_000)
+async def never_idle() -> None:
+    garbage.GROWTH, garbage.SPARE = 1.0, 1_000
     left: weakref.WeakSet[Cycle] = weakref.WeakSet()
     async with garbage.short_collections(lambda: False):
         most = 0
@@ -57,3 +54,16 @@ async def test_cycles_that_were_in_use_at_full_collections_stay_few_in_a_server_
             del in_use
             most = max(most, len(left))
         assert most <= 2_000, "of 3,000"
+
+
+def run(steps: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(steps())
+
+
+@pytest.mark.parametrize("steps", [visits, never_idle])
+def test_full_collections_visit_what_is_new_and_from_time_to_time_everything(
+    steps: Callable[[], Coroutine[None, None, None]],
+) -> None:
+    """Each runs in a new process: to visit everything takes seconds in one that has run many tests."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        alone.submit(run, steps).result()

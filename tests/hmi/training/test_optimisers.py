@@ -32,6 +32,7 @@ def test_it_steps_as_torchs() -> None:
 def test_nothing_imports_torchs_compiler() -> None:
     code = (
         "import sys, torch\n"
+        "import hmi.api.process.server, hmi.engine.engine, hmi.execution.cuda.choose\n"
         "from hmi.training.fit.optimisers import AdamW, LBFGS, load_optimiser, optimiser_tensors\n"
         "w = torch.nn.Parameter(torch.ones(3))\n"
         "for made in (AdamW([w], fused=True), LBFGS([w])):\n"
