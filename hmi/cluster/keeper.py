@@ -24,7 +24,7 @@ from typing import Any, Final
 import httpx
 
 from hmi.api.process.lock import live_server, url_of
-from hmi.errors import Conflict, Unavailable
+from hmi.errors import Conflict, NotFound, Unavailable
 
 log = logging.getLogger("hmi.cluster")
 LOOK_S: Final = 0.5
@@ -73,6 +73,7 @@ class Keeper:
         self._pid = 0
         self._wanted, self._ending = True, threading.Event()
         self._changing = threading.RLock()
+        # Starts since the server last lived for a while.
         self._starts, self._began, self._adopted = 0, 0.0, live_server(self._data) is not None
         self._watching = threading.Thread(target=self._watch, name="hmi-keeper", daemon=True)
         self._watching.start()
@@ -163,8 +164,10 @@ class Keeper:
     def _watch(self) -> None:
         while not self._ending.wait(LOOK_S):
             with self._changing:
-                wanted = self._wanted and not _left(self._data).exists()
-                if wanted and not self._lives() and time.monotonic() >= self._not_before():
+                if _left(self._data).exists():
+                    if _runs(self._pid) and live_server(self._data) is None:
+                        os.kill(self._pid, signal.SIGTERM)  # it had just been started
+                elif self._wanted and not self._lives() and time.monotonic() >= self._not_before():
                     try:
                         self._start()
                     except OSError as error:
@@ -198,18 +201,23 @@ class Keeper:
             os.close(tell)
             self._pid = int(answer.read() or 0)
             starter.wait()
+        if time.monotonic() - self._began > STEADY_S:
+            self._starts = 0
         self._began, self._starts, self._adopted = time.monotonic(), self._starts + 1, False
 
 
 def leave(root: Path) -> list[Path]:
     """Stop the servers of a machine in order, before the machine ends. Their keepers do not start them again;
-    new keepers do. root: as `Keeper` has it. Returns the data folders."""
+    new keepers do. root: as `Keeper` has it. Returns the data folders of those that ran. Raises NotFound."""
     places = [lock.with_suffix("") for lock in sorted(root.glob("*.keeper"))]
+    if not places:
+        raise NotFound(
+            f"no server of a cluster was ever in {root}: name the folder that 'hmi cluster up' had"
+        )
     for data in places:
         _left(data).touch()
-    with ThreadPoolExecutor(len(places) or 1) as pool:
-        list(pool.map(_stop, places))
-    return places
+    with ThreadPoolExecutor(len(places)) as pool:
+        return [data for data, ran in zip(places, pool.map(_stop, places), strict=True) if ran]
 
 
 def _left(data: Path) -> Path:
@@ -217,19 +225,20 @@ def _left(data: Path) -> Path:
     return data.with_suffix(".left")
 
 
-def _stop(data: Path) -> None:
-    """Stop the server of a data folder in order, and wait for its end."""
+def _stop(data: Path) -> bool:
+    """Stop the server of a data folder in order, and wait for its end. Returns whether one ran."""
     found = live_server(data)
     if found is None or not found.pid:
-        return
+        return False
     os.kill(found.pid, signal.SIGTERM)
     until = time.monotonic() + STOP_S
     while _runs(found.pid) or live_server(data) is not None:
         if time.monotonic() > until:
             log.error("the server in %s did not end within %.0f s: killing it", data, STOP_S)
             os.kill(found.pid, signal.SIGKILL)
-            return
+            break
         time.sleep(0.1)
+    return True
 
 
 _DETACHED: Final = """
@@ -258,8 +267,10 @@ def _runs(pid: int) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return lines[-1] if lines else "it wrote nothing"
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
 
 
 def _free_place(root: Path) -> tuple[int, int]:
@@ -281,3 +292,5 @@ def _free_place(root: Path) -> tuple[int, int]:
 
 
 _MOST_PLACES: Final = 64
+_LINE: Final = 4096
+"""The most bytes of a log in which its last line is looked for."""

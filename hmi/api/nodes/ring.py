@@ -12,6 +12,7 @@ in seconds of waiting: callers feel those, and no server needs to know the loads
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import xxhash
@@ -19,7 +20,8 @@ import xxhash
 FULL_S: Final = 0.25
 """A server is full for a tenant while a call of that tenant would wait there for longer than this."""
 WIDEN_S: Final = 0.25
-"""Shortest time between two servers that begin to answer a tenant: the first must have had time to help."""
+"""A further server answers a tenant when its calls have waited too long for this many seconds: not only for a
+moment, and although the server that joined last had time to help."""
 NARROW_S: Final = 30.0
 """One server less answers a tenant after this many seconds without much waiting."""
 
@@ -29,6 +31,16 @@ def ranked(tenant: str, servers: Collection[str]) -> list[str]:
     return sorted(
         servers, key=lambda one: (xxhash.xxh3_64_intdigest(f"{tenant}/{one}".encode()), one), reverse=True
     )
+
+
+@dataclass(slots=True)
+class _Wide:
+    """How many servers answer a tenant, and since when so many are not needed, or are too few."""
+
+    count: int
+    since: float
+    turns: int = 0
+    """The number of calls that they have shared."""
 
 
 class Ring:
@@ -43,12 +55,12 @@ class Ring:
         self._servers: Mapping[str, str] = {}
         self._orders: dict[str, list[str]] = {}
         """`ranked` by tenant. Emptied when the servers change, and when it is large."""
-        self._wide: dict[str, tuple[int, float]] = {}
-        """How many servers answer a tenant, if they are several, and when that was last as it should be."""
-        self._turns = 0
+        self._wide: dict[str, _Wide] = {}
+        """Tenants whose calls have waited too long."""
         self._free_at: dict[tuple[str, str], float] = {}
         """When a server is no longer full, by server and tenant."""
         self._away: set[str] = set()
+        self._pruned_at = 0.0
 
     @property
     def servers(self) -> Mapping[str, str]:
@@ -71,15 +83,16 @@ class Ring:
         """Return the id of the server that should answer a call: the first of the tenant's order that is
         neither full nor away. If none is, this one. If several answer the tenant, they take turns.
 
-        waits_s: how long a call of the tenant would wait on this server.
+        waits_s: how long a call of the tenant would wait on this server, which has it already. How late the
+        event loop is does not count here: to pass a call on takes the loop as long as to answer it.
         """
         if len(self._servers) < 2 and self._me in self._servers:
             return self._me
         for server in self._turn(tenant):
             if server == self._me:
+                self._spread(tenant, waits_s, at)
                 if waits_s <= FULL_S:
                     return server
-                self._spread(tenant, waits_s, at)
             elif server not in self._away and self._free_at.get((server, tenant), at) <= at:
                 return server
         return self._me
@@ -89,15 +102,14 @@ class Ring:
         self._away.discard(server)
         if waits_s > FULL_S:
             self._free_at[server, tenant] = at + waits_s - FULL_S
-            if len(self._free_at) > _MOST_FULL:
-                self._free_at = {key: until for key, until in self._free_at.items() if until > at}
         else:
             self._free_at.pop((server, tenant), None)
         self._spread(tenant, waits_s, at)
 
     def failed(self, server: str) -> None:
         """A server could not be reached. No call is passed to it until it is `found`."""
-        self._away.add(server)
+        if server in self._servers:
+            self._away.add(server)
 
     def found(self, server: str) -> None:
         """A server answers again."""
@@ -105,26 +117,39 @@ class Ring:
 
     def _spread(self, tenant: str, waits_s: float, at: float) -> None:
         """Let one server more answer a tenant, or one less, by what its calls wait at one of them."""
-        count, since = self._wide.get(tenant, (1, at - WIDEN_S))
+        wide = self._wide.get(tenant)
+        if wide is None:
+            if waits_s > FULL_S:
+                self._wide[tenant] = _Wide(1, at)
+                self._prune(at)
+            return
+        wide.count = min(wide.count, len(self._servers))
         if waits_s > FULL_S:
-            if at - since >= WIDEN_S:
-                self._wide[tenant] = min(count + 1, len(self._servers)), at
-        elif count > 1 and waits_s > FULL_S / 2:  # as many as are needed
-            self._wide[tenant] = count, at
-        elif count > 1 and at - since >= NARROW_S:
-            self._wide[tenant] = count - 1, at
-            if count == 2:
+            if at - wide.since >= WIDEN_S:
+                wide.count, wide.since = min(wide.count + 1, len(self._servers)), at
+        elif waits_s > FULL_S / 2:  # as many as are needed
+            wide.since = at
+        elif wide.count < 2 or at - wide.since >= NARROW_S:
+            wide.count, wide.since = wide.count - 1, at
+            if wide.count < 2:
                 del self._wide[tenant]
 
     def _turn(self, tenant: str) -> list[str]:
         """The tenant's order. Of those that answer it, another one is first each time."""
-        order = self._order(tenant)
-        count = min(self._wide.get(tenant, (1, 0.0))[0], len(order))
-        if count < 2:
+        order, wide = self._order(tenant), self._wide.get(tenant)
+        count = min(wide.count, len(order)) if wide is not None else 1
+        if wide is None or count < 2:
             return order
-        self._turns += 1
-        at = self._turns % count
+        wide.turns += 1
+        at = wide.turns % count
         return [*order[at:count], *order[:at], *order[count:]]
+
+    def _prune(self, at: float) -> None:
+        """Forget what is past, when there is much of it."""
+        if len(self._wide) > _MOST_WIDE and at - self._pruned_at >= 1.0:
+            self._pruned_at = at
+            self._free_at = {key: until for key, until in self._free_at.items() if until > at}
+            self._wide = {tenant: one for tenant, one in self._wide.items() if at - one.since < NARROW_S}
 
     def _order(self, tenant: str) -> list[str]:
         order = self._orders.get(tenant)
@@ -136,4 +161,4 @@ class Ring:
 
 
 _MOST_ORDERS: Final = 65536
-_MOST_FULL: Final = 4096
+_MOST_WIDE: Final = 4096

@@ -56,6 +56,8 @@ ALIVE_S: Final = 1.0
 LOOK_ROUND_S: Final = 5.0
 """Interval at which each server looks whether it is listed, and whether those live that it could not reach;
 the primary looks at all."""
+VIEW_S: Final = 2.0
+"""Longest wait for another server's view of itself."""
 LAG_EVERY_S: Final = 0.1
 """Interval at which a server measures how late its event loop is."""
 GONE_S: Final = 30.0
@@ -83,8 +85,8 @@ class Servers:
         self._lag_s = 0.0
         """How long a call waits until the event loop sees it."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._replaced_by = ""
-        """The id of a server that has this one's URL; "" if none has it."""
+        self._entered, self._replaced_by = False, ""
+        """Whether it was listed; and the id of a server that has this one's URL; "" if none has it."""
         self.passed = self.answered = 0
         """Calls that another server answered; and those that were answered for another server."""
 
@@ -109,7 +111,8 @@ class Servers:
             if self._is_from_server(request):
                 await self._reach(int(request.headers.get(AT, 0)))
             return None
-        server = self._ring.choose(tenant, self._wait_s(tenant), time.monotonic())
+        waits_s = self._inference.engine.wait_s(tenant)
+        server = self._ring.choose(tenant, waits_s, time.monotonic())
         if server != self.me:
             answer = await self._ask(server, request, request_id, body)
             if answer is not None:
@@ -124,12 +127,9 @@ class Servers:
 
     def note_wait(self, tenant: str, headers: Any) -> None:
         """Tell the server that passed on a call of this tenant how this one stands."""
-        headers[WAITS] = f"{self._wait_s(tenant):.3f}"
+        # For the event loop, and then for a batch.
+        headers[WAITS] = f"{self._lag_s + self._inference.engine.wait_s(tenant):.3f}"
         headers[AT] = str(self._position)
-
-    def _wait_s(self, tenant: str) -> float:
-        """How long a call of the tenant would wait here: for the event loop, and then for a batch."""
-        return self._lag_s + self._inference.engine.wait_s(tenant)
 
     def _is_from_server(self, request: web.BaseRequest) -> bool:
         given = request.headers.get(KEY, "").encode(errors="replace")
@@ -162,9 +162,9 @@ class Servers:
         self._refresh()
 
     def _hear(self, server: str, tenant: str, headers: Mapping[str, str]) -> None:
-        with suppress(ValueError):
-            self._ring.heard(server, tenant, float(headers.get(WAITS, 0)), time.monotonic())
-            self._heard_at = max(self._heard_at, int(headers.get(AT, 0)))
+        with suppress(ValueError, KeyError):  # a server that is stopping refuses calls without a word
+            self._ring.heard(server, tenant, float(headers[WAITS]), time.monotonic())
+            self._heard_at = max(self._heard_at, int(headers[AT]))
 
     async def _ask(
         self, server: str, request: web.Request, request_id: str, body: bytes
@@ -176,11 +176,14 @@ class Servers:
         asking = asyncio.ensure_future(self._forwarder.ask(request, request_id, url, body, more))
         try:
             while not (await asyncio.wait([asking], timeout=HUNG_S))[0]:
-                if not await self._lives(url):
+                if not await self._lives(url) and not asking.done():
                     raise TimeoutError
             return await asking
         except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning("%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error))
+            if server not in self._ring.away:
+                log.warning(
+                    "%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error)
+                )
             self._ring.failed(server)
             return None
         finally:
@@ -197,12 +200,18 @@ class Servers:
     async def _probe(self, url: str) -> bool:
         import aiohttp
 
-        try:
-            limit = aiohttp.ClientTimeout(total=ALIVE_S)
-            async with self._forwarder.client().get(f"{url}/healthz", timeout=limit) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        limit = aiohttp.ClientTimeout(total=ALIVE_S)
+        while True:
+            began = time.monotonic()
+            try:
+                async with self._forwarder.client().get(f"{url}/healthz", timeout=limit) as answer:
+                    return answer.status == 200
+            except TimeoutError:
+                if time.monotonic() - began < ALIVE_S + LAG_EVERY_S:
+                    return False
+                # This server itself was late: it asks once more.
+            except aiohttp.ClientError:
+                return False
 
     # What operators see
 
@@ -214,9 +223,8 @@ class Servers:
     async def ask_for_view(self, url: str, request: web.BaseRequest) -> Any:
         """Another server's view of itself, for the caller of `request`; None if it gives none."""
         given = request.headers.get("Authorization")
-        return await self._between(
-            "GET", f"{url}/manage/server", headers={} if given is None else {"Authorization": given}
-        )
+        headers = {} if given is None else {"Authorization": given}
+        return await self._between("GET", f"{url}/manage/server", headers=headers, within_s=VIEW_S)
 
     # Coming and going
 
@@ -277,13 +285,18 @@ class Servers:
         return [ModelId.parse(model) for model in (found or {}).get("models", [])]
 
     async def _between(
-        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = COMING_S,
     ) -> Any:
         """The answer to a call of one server to another; None if there is none. headers: in place of KEY."""
         import aiohttp
 
         given = {"Content-Type": JSON, **({KEY: self._secret} if headers is None else headers)}
-        limit = aiohttp.ClientTimeout(total=COMING_S)
+        limit = aiohttp.ClientTimeout(total=within_s)
         try:
             async with self._forwarder.client().request(
                 method, url, json=body, headers=given, timeout=limit
@@ -298,6 +311,7 @@ class Servers:
     async def _enter(self) -> None:
         try:
             await asyncio.to_thread(self._registry.enter, self.url)
+            self._entered = True
         except HmiError as error:
             log_failure(log, "this server could not be listed; it tries again", error)
 
@@ -305,7 +319,7 @@ class Servers:
         """Return whether a server that came later has this one's URL. Both would enter again and again."""
         before, self._replaced_by = self._replaced_by, ""
         for node, url in self._ring.servers.items():
-            if url == self.url and node != self.me:
+            if url == self.url and node != self.me and self._entered:
                 self._replaced_by = node
         if self._replaced_by not in ("", before):
             log.error(
@@ -321,9 +335,9 @@ class Servers:
             await asyncio.sleep(LOOK_ROUND_S)
             try:
                 self._refresh()
+                await self._look_at_others(leads=self._registry.is_primary())
                 if self._ring.servers.get(self.me) != self.url and not self._is_replaced():
                     await self._enter()
-                await self._look_at_others(leads=self._registry.is_primary())
             except Exception as error:  # whatever it was, the next look may succeed
                 log_failure(log, "the other servers could not be looked at; the next look follows", error)
 

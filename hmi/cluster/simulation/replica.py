@@ -44,7 +44,8 @@ class Replica:
         """Whether a tenant's module is on the disk, as far as that was asked."""
         self.plots: set[int] = set()
         """Domains whose PLOTs are on the disk."""
-        self._busy, self._lag_s = False, 0.0
+        self._busy, self.lag_s = False, 0.0
+        """lag_s: work that waits for the event loop."""
         self._turns: deque[tuple[float, Callable[..., None], tuple[Any, ...]]] = deque()
         self._fetching: dict[int, list[tuple[Call, Callable[[], None]]]] = {}
         self._loading: dict[int, list[Callable[[], None]]] = {}
@@ -62,7 +63,7 @@ class Replica:
     def handle(self, seconds: float, then: Callable[..., None], *what: Any) -> None:
         """Let the event loop work for some seconds, in the order of the calls of this method."""
         self.handled_s += seconds
-        self._lag_s += seconds
+        self.lag_s += seconds
         self._turns.append((seconds, then, what))
         if not self._busy:
             self._busy = True
@@ -70,7 +71,7 @@ class Replica:
 
     def _handled(self) -> None:
         seconds, then, what = self._turns.popleft()
-        self._lag_s -= seconds
+        self.lag_s -= seconds
         if self._turns and self.alive:
             self._clock.work(self._turns[0][0], self._handled)
         else:
@@ -144,8 +145,8 @@ class Replica:
     # The queue and its batches
 
     def wait_s(self, tenant: int) -> float:
-        """Seconds that a call of a tenant would wait: for the event loop, and as the queue predicts them."""
-        return self._lag_s + min(self._all_s, self._waiting_s.get(tenant, 0.0) * len(self._waiting))
+        """Seconds that a text of a tenant would wait, as the engine's queue predicts them."""
+        return min(self._all_s, self._waiting_s.get(tenant, 0.0) * len(self._waiting))
 
     def put(self, tenant: int, seconds: list[float], then: Callable[[], None]) -> None:
         """Queue texts that take these seconds each. `then` is called for each when its batch has run."""

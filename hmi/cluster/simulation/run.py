@@ -302,7 +302,8 @@ class _Simulation:
         if call.at == call.entry:
             self._end(call)
             return
-        waits_s, key = self._replicas[call.at].wait_s(call.tenant), self._key(call.tenant)
+        replica, key = self._replicas[call.at], self._key(call.tenant)
+        waits_s = replica.lag_s + replica.wait_s(call.tenant)
         self._rings[call.entry].heard(self._names[call.at], key, waits_s, self._clock.now)
         self._clock.wait(self._costs.network_s, self._end, call)
 

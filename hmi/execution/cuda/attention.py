@@ -30,12 +30,14 @@ STEPS = ((64, 8), (256, 32))
 LAST_STEP = 64
 
 
-def varlen_attn(*given: Tensor | int) -> Tensor:
+def varlen_attn(
+    q: Tensor, k: Tensor, v: Tensor, q_begins: Tensor, k_begins: Tensor, q_longest: int, k_longest: int
+) -> Tensor:
     """Call torch's function of this name. Its import loads torch's compiler, which takes seconds; a server
     without a GPU never calls it. Raises ImportError before torch 2.10."""
     from torch.nn.attention import varlen
 
-    y = varlen.varlen_attn(*given)
+    y = varlen.varlen_attn(q, k, v, q_begins, k_begins, q_longest, k_longest)
     assert isinstance(y, Tensor)
     return y
 

@@ -48,8 +48,10 @@ def test_a_full_server_passes_only_that_tenant_on() -> None:
     for _ in range(6):
         assert found.choose(other, 0.0, at) == first
         assert found.choose(tenant, 0.0, at) == second
-    later = Counter(found.choose(tenant, 0.0, at + 2.01) for _ in range(6))
-    assert later == {first: 3, second: 3}, "it has answered what waited, and is not alone any more"
+    assert found.choose(tenant, 0.0, at + 2.01) == first, "by then it has answered what waited"
+    found.heard(first, tenant, FULL_S + 2.0, at)
+    found.heard(first, tenant, 0.0, at + 0.1)
+    assert found.choose(tenant, 0.0, at + 0.1) == first
 
 
 def test_as_many_servers_answer_a_tenant_as_its_calls_need() -> None:
@@ -67,11 +69,38 @@ def test_as_many_servers_answer_a_tenant_as_its_calls_need() -> None:
         return Counter(found.choose(tenant, 0.0, at) for _ in range(60))
 
     assert answer(FULL_S, NARROW_S) == {order[0]: 60}
-    assert answer(FULL_S + 0.1, 2 * WIDEN_S) == dict.fromkeys(order[:3], 20)
+    assert answer(FULL_S + 0.1, WIDEN_S) == {order[0]: 60}, "that was a moment"
+    assert answer(FULL_S + 0.1, 2.5 * WIDEN_S) == dict.fromkeys(order[:3], 20)
     assert answer(FULL_S, 3 * NARROW_S) == dict.fromkeys(order[:3], 20), "fewer would be too few"
     assert answer(0.0, NARROW_S + 1.0) == dict.fromkeys(order[:2], 30)
     assert answer(0.0, NARROW_S + 1.0) == {order[0]: 60}
     assert answer(9.0, 60.0).keys() == set(SERVERS)
+    found.set(dict(list(SERVERS.items())[:2]))
+    answer(0.0, NARROW_S + 1.0)
+    assert answer(0.0, NARROW_S + 1.0) == {next(one for one in order if one in found.servers): 60}
+
+
+def test_tenants_on_several_servers_take_turns_apart() -> None:
+    found, at = ring(), 100.0
+    (one, first), (other, second) = ((t, ranked(t, list(SERVERS))) for t in TENANTS[:2])
+    for tenant, order in ((one, first), (other, second)):
+        for step in range(3):
+            found.heard(order[0], tenant, FULL_S + 0.1, at + step * WIDEN_S / 2)
+        found.heard(order[0], tenant, 0.0, at + WIDEN_S)
+    asked = Counter(
+        (tenant, found.choose(tenant, 0.0, at + 1.0)) for _ in range(10) for tenant in (one, other)
+    )
+    assert len(asked) == 4
+    assert set(asked.values()) == {5}
+
+
+def test_what_is_past_is_forgotten() -> None:
+    found, at = ring(), 100.0
+    for step in range(20):
+        for tenant in TENANTS:
+            found.heard("1".rjust(16, "0"), f"{tenant}-{step}", FULL_S + 0.1, at + 60.0 * step)
+    assert len(found._wide) <= 3 * len(TENANTS)
+    assert len(found._free_at) <= 3 * len(TENANTS)
 
 
 def test_a_server_passes_on_what_is_too_much_for_itself() -> None:
