@@ -31,6 +31,7 @@ CURES = (
     (r"clients of other projects", "make clients"),
     (r"tools that write files", "make tools"),
     (r"Ray has an environment", "make cluster"),
+    (r"network of their own", "make cluster as root, with ip and nsenter"),
     (r"not installed|extra|could not import|no nvrtc|recorder", "make setup"),
 )
 """What would let tests with such a reason run: the first pattern that is found."""

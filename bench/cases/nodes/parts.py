@@ -41,10 +41,10 @@ class PartsPlan:
     """The sizes of a run. The defaults give figures."""
 
     contents: Contents = field(default_factory=lambda: Contents(1))
-    text_bytes: int = 120_000_000
+    text_bytes: int = 64_000_000
     part_bytes: int = 0
     """0: the server's default."""
-    turns: int = 3
+    turns: int = 2
 
 
 QUICK = PartsPlan(Contents(1), 200_000, 40_000, 1)
