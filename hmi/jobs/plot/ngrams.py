@@ -21,7 +21,6 @@ from hmi.model.text.generative import GenerativeTokenizer
 from hmi.model.text.tokenizer import Tokenizer
 from hmi.training.data.corpus import read_documents
 from plot_store import CountedNgrams, NgramCounter
-from plot_store.ground.nouns import Progress
 
 N: Final = 3
 TOKENISE_AT_ONCE: Final = 256
@@ -71,7 +70,7 @@ def count_texts(
     n: int,
     folder: Path,
     counted: Callable[[int], None],
-    merged: Progress,
+    merged: Callable[[int, int], None],
 ) -> CountedNgrams:
     """Count the n-grams of texts, in the windows of the tokenizer's models.
 
