@@ -104,6 +104,7 @@ def test_a_replica_that_dies_costs_what_followed_its_last_checkpoint(nodes: Node
     ended = record(primary, job)
     assert (ended["node"], ended["attempts"]) == (node_of(fourth), 2)
     assert fourth.ask("acme.long") == primary.ask("acme.long")
+    fourth.kill()
 
 
 def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
