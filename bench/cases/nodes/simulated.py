@@ -73,11 +73,6 @@ class _Used:
         return len(self.seen.ms)
 
     @property
-    def call_s(self) -> float:
-        """Processor seconds of a call."""
-        return (self.loop_s + self.rest_s) / self.calls
-
-    @property
     def others(self) -> float:
         """Threads of other programs that wanted a core, by how long a thread waited for one."""
         run_s = self.loop_s + self.rest_s
@@ -108,14 +103,9 @@ def run(plan: SimulatedPlan, data: Path | None, report: Callable[[str], None]) -
                 yield Figure(f"cost_{name}", 1e3 * float(getattr(costs, f"{name}_s")), "ms")
             yield Figure("cost_module", costs.module_bytes, "bytes")
             report(f"{plan.calls_s:g} calls a second to {REPLICAS} servers")
-            before = _spread(plan, home, single, sender)
+            before = _others(plan, home, single, sender)
             real = _real(plan, home, servers)
-            spread = (before, _spread(plan, home, single, sender))
-            others = fmean(one.others for one in spread)
-            close = _phase(single, home, [0], sender, seconds=plan.phase_s, least=8)
-            slower = fmean(one.call_s for one in spread) / close.call_s
-            yield Figure("slower", slower, "x", why="a call's processor time when calls come with pauses")
-            costs = _times(costs, max(1.0, slower))
+            others = (before + _others(plan, home, single, sender)) / 2
             yield Figure("others", others, "threads")
             report("one server with the memory of all")
             pool = {"HMI_POOL_BYTES": str(REPLICAS * _pool(plan))}
@@ -300,23 +290,16 @@ def _shared_costs(
     )
 
 
-def _spread(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> _Used:
-    """Send a server its part of the load, with the pauses that it has.
+def _others(plan: SimulatedPlan, home: Home, server: Server, sender: LoadClient) -> float:
+    """Threads of other programs that want a core, as a server sees them that gets its part of the load.
 
-    Pauses cost caches and the processor's speed, so a call takes longer than without them. And a thread that
-    computes all the time would wait longer for a core: the system lets those first that slept.
+    A thread that computes all the time would wait longer: the system lets those first that slept.
     """
     draw, seconds = np.random.default_rng(7), 4 * plan.phase_s
     times = np.sort(draw.random(max(2, round(plan.calls_s / REPLICAS * seconds))) * seconds)
     requests = LoadRequests(server.port, [target(server.arm, home, 0)], _bodies(home, None))
     arrivals = [(at, 0, i % TEXTS) for i, at in enumerate(times.tolist())]
-    return _used(server, partial(sender.opened, requests, arrivals))
-
-
-def _times(costs: Costs, factor: float) -> Costs:
-    """Costs in processor time, times a factor."""
-    names = ("call_s", "forward_s", "batch_s", "text_s", "token_s", "load_s")
-    return replace(costs, **{name: factor * getattr(costs, name) for name in names})
+    return _used(server, partial(sender.opened, requests, arrivals)).others
 
 
 def _real(plan: SimulatedPlan, home: Home, servers: Sequence[Server]) -> dict[str, float]:
