@@ -52,31 +52,47 @@ def test_an_empty_room_takes_any_call_and_a_large_one_leaves_room_for_others() -
 
 def test_a_turn_out_of_order_costs_those_who_wait_nothing() -> None:
     turns = Turns()
+    turns.begin(["loud", "quiet"])
     turns.charge("loud", 10.0)
     turns.charge("quiet", 0.1)
     turns.begin(["loud", "quiet"])
+    assert turns.given("new") == pytest.approx(5.05), "a newcomer is level with who always waited"
     turns.charge("loud", 1.0)
     assert turns.given("quiet") == pytest.approx(0.1)
-    assert turns.given("new") == pytest.approx(0.1), "a newcomer is level with who has received least"
     turns.begin(["loud"])
-    assert turns.given("quiet") == pytest.approx(11.0), "who stays away saves nothing up"
+    assert turns.given("new") == pytest.approx(11.0)
+    assert turns.given("quiet") == turns.given("new"), "who stays away saves nothing up"
 
 
 def test_what_is_given_back_counts_for_who_waits_and_is_not_saved_up() -> None:
     turns = Turns()
     turns.weigh("a", 2.0)
-    for tenant in ("a", "b"):
-        turns.begin(["a", "b"])
-        turns.charge(tenant, 4.0)
     turns.begin(["a", "b"])
-    turns.give_back("a", 2.0)
-    assert turns.given("a") == pytest.approx(2.0), "no less than who has received least"
     turns.charge("a", 4.0)
+    turns.charge("b", 4.0)
     turns.give_back("a", 2.0)
     turns.begin(["a", "b"])
-    assert (turns.given("a"), turns.given("b")) == (pytest.approx(3.0), pytest.approx(4.0))
+    assert (turns.given("a"), turns.given("b")) == (pytest.approx(1.0), pytest.approx(4.0))
+    assert turns.given("new") == pytest.approx(2.0), "six seconds for weights of three"
+    turns.give_back("b", 9.0)
+    turns.begin(["a"])
+    assert turns.given("b") == turns.given("new") == pytest.approx(1.0), "nobody is behind all who wait"
     turns.give_back("new", 9.0)
-    assert turns.given("new") == pytest.approx(3.0), "a newcomer is level, and no more"
+    assert turns.given("new") == pytest.approx(1.0), "a newcomer is level, and no less"
+
+
+def test_tenants_that_come_all_the_time_hold_up_none_that_had_a_turn() -> None:
+    queue, came, order = BatchQueue(1_000_000, Pace()), 0, list[str]()
+    limits = BatchLimits(1e-9, 20)  # one text
+    queue.put([item("again", "cls", [20])])
+    queue.cut(min(queue.candidates()), limits)
+    queue.put([item("again", "cls", [20])])
+    while len(order) < 100:
+        while queue.tenants < 8:
+            queue.put([item(f"new{came}", "cls", [20])])
+            came += 1
+        order += [piece.item.tenant for piece in queue.cut(min(queue.candidates()), limits)]
+    assert order.index("again") < 16, "it had one turn while eight waited, so it waits for about eight"
 
 
 def test_the_weights_of_tenants_that_no_longer_wait_are_forgotten() -> None:
