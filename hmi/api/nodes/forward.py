@@ -50,7 +50,7 @@ class Forwarder:
         unread: list[HmiError] = []
         body = _body(inflow, unread) if request.can_read_body else None
         try:
-            async with await self.ask(request, request_id, to, body) as answer:
+            async with await self.ask(request, request_id, body, to) as answer:
                 return await passed_back(request, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             if unread:
@@ -64,8 +64,8 @@ class Forwarder:
         self,
         request: web.Request,
         request_id: str,
-        to: str,
         body: bytes | AsyncIterator[bytes] | None,
+        to: str,
         more: Mapping[str, str] = {},
     ) -> ClientResponse:
         """Send a request to the server at the URL `to`, and return its answer, of which the body is not read.
@@ -85,6 +85,19 @@ class Forwarder:
         return await self.client().request(
             request.method, url, headers=headers, data=body, allow_redirects=False
         )
+
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> ClientResponse:
+        """Send a call that did not come over HTTP to a URL of another server. Returns its answer.
+
+        The answer's body has been read, so the call can be made again if the other server dies meanwhile.
+
+        Raises aiohttp's ClientError, and TimeoutError.
+        """
+        answer = await self.client().post(
+            url, headers={**headers, FORWARDED: "1"}, data=body, allow_redirects=False
+        )
+        await answer.read()
+        return answer
 
     async def close(self) -> None:
         """Close the connections."""
