@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hmi.core import DomainId, JobRecord, JobState, now
-from hmi.errors import Damaged, JobCancelled, NotFound, Unavailable
+from hmi.errors import Damaged, NotFound, Unavailable
 from hmi.jobs.plot.ngrams import count_corpus, count_texts, texts_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
@@ -84,7 +84,9 @@ def count_for_build(
         made = merge_counts(
             parts.all(), kept, progress=lambda done, of: ctx.progress(done, of, phase="merging counts")
         )
-    except JobCancelled:
+    except LostClaim:  # another server goes on with the build
+        raise
+    except Exception:
         parts.clear()
         raise
     ctx.checkpointed()
