@@ -332,7 +332,13 @@ class Servers:
 
     async def _enter(self) -> None:
         try:
-            await asyncio.to_thread(self._registry.enter, self.url)
+            settings = self._inference.settings
+            await asyncio.to_thread(
+                self._registry.enter,
+                self.url,
+                job_workers=settings.job_workers,
+                replica_jobs=settings.replica_jobs,
+            )
             self._entered = True
         except HmiError as error:
             log_failure(log, "this server could not be listed; it tries again", error)

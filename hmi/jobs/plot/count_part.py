@@ -98,7 +98,7 @@ def _part_bytes(ctx: JobContext, corpus: Path) -> int | None:
     """The size of parts, all about the same; None: the corpus is small, or no other job can help."""
     settings, size = ctx.settings, corpus.stat().st_size
     here = settings.job_workers if ctx.registry.is_primary() else settings.replica_jobs
-    if size <= settings.count_part_bytes or max(here, len(ctx.registry.servers())) < 2:
+    if size <= settings.count_part_bytes or max(here, ctx.registry.job_places()) < 2:
         return None
     return math.ceil(size / min(MOST_PARTS, math.ceil(size / settings.count_part_bytes)))
 

@@ -200,6 +200,23 @@ def test_a_build_that_fails_leaves_no_parts(
     assert is_clean(primary, job.job)
 
 
+def test_parts_are_cut_only_if_another_server_takes_jobs(primary: Manager, others: list[Manager]) -> None:
+    def is_cut(name: str) -> bool:
+        job = primary.create_domain(f"tiny/{name}", CORPUS, alpha=70)
+        cut: list[object] = []
+        assert build(primary, job, [lambda: cut.extend(parts_of(primary, job.job))])
+        end(primary, job.job, "succeeded")
+        return bool(cut)
+
+    for other in others:  # as primaries they would run jobs
+        other.registry.enter(f"http://{other.registry.node()}", job_workers=4, replica_jobs=0)
+    primary.registry.catch_up()
+    assert not is_cut("idle")
+    others[1].registry.enter("http://c", job_workers=0, replica_jobs=1)
+    primary.registry.catch_up()
+    assert is_cut("helped")
+
+
 def test_jobs_of_one_server_count_in_parts(tiny_source: Path, tmp_path: Path, here: list[str]) -> None:
     """Without a bucket, counts go from one job's folder to the other's."""
     with closing(tiny_manager(tiny_source, tmp_path / "data")) as opened:
