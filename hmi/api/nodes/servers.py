@@ -204,7 +204,7 @@ class Servers:
         except (aiohttp.ClientError, TimeoutError) as error:
             if server not in self._ring.away:
                 log.warning(
-                    "%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error)
+                    "%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error, url)
                 )
             self._ring.failed(server)
             return None
@@ -327,7 +327,7 @@ class Servers:
                     return await answer.json()
                 log.warning("%s answered with status %d", url, answer.status)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            log.warning("%s did not answer (%s)", url, _reason(error))
+            log.warning("%s did not answer (%s)", url, _reason(error, url))
         return None
 
     async def _enter(self) -> None:
@@ -393,13 +393,18 @@ class Servers:
                 await asyncio.to_thread(self._registry.leave, node)
 
 
-def _reason(error: Exception) -> str:
-    """Why another server did not answer."""
+def _reason(error: Exception, url: str) -> str:
+    """Why the server at a URL did not answer."""
     import aiohttp
 
-    if isinstance(error, aiohttp.ClientSSLError):
+    if isinstance(error, aiohttp.ClientSSLError) or "[SSL" in str(error):
         return f"TLS fails, see node_ca and tls_client_ca: {error}"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    gone = isinstance(error, aiohttp.ServerDisconnectedError)
+    if url.startswith("https:") and (gone or isinstance(error.__cause__, ConnectionResetError)):
+        # With TLS 1.3 the handshake is over for a client whose certificate the server then refuses.
+        return f"{said}: it has died, or refuses this server's certificate, see tls_client_ca there"
+    return said
 
 
 def _behind() -> Unavailable:
