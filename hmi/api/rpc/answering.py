@@ -87,7 +87,7 @@ async def answered(
     ask = ask_of(message.asked, model, record, message.version)
     if ends is not None:
         left_ms = max((ends - arrived) * 1000, 0.001)
-        ask = replace(ask, deadline_ms=min(left_ms, ask.deadline_ms or left_ms))
+        ask = replace(ask, deadline_ms=left_ms if ask.deadline_ms is None else min(left_ms, ask.deadline_ms))
     (result,) = await services.inference.answer([ask], caller, arrived, id=id, large=large)
     return await off_loop(values_in([result]) > OFF_LOOP_VALUES, encoded, result, message)
 

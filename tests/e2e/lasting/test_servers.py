@@ -40,8 +40,8 @@ SERVICE = "/inference.GRPCInferenceService"
 
 @pytest.fixture(scope="module")
 def servers(nodes: Nodes, tiny_source: Any) -> list[Lab]:
-    ports = [(flag("grpc_port"), str(free_port())) for _ in range(3)]
-    first = with_root(nodes, tiny_source, *ports[0])
+    given = [(flag("grpc_port"), str(free_port()), flag("tenant_burst_s"), "1000") for _ in range(3)]
+    first = with_root(nodes, tiny_source, *given[0])
     for tenant in ("acme", *TENANTS):
         first.client.request("POST", "/manage/tenants", {"tenant": tenant})
     jobs = [fine_tune(first, "acme.first", epochs=1)]
@@ -49,7 +49,7 @@ def servers(nodes: Nodes, tiny_source: Any) -> list[Lab]:
         body = {"model": f"{tenant}.e", "domain": "tiny", "task": "embedding"}
         jobs.append(first.client.request("POST", "/manage/models", body)["job"])
     assert {view["state"] for view in first.finish(jobs)} == {"succeeded"}
-    return [first, nodes.start("second", "replica", *ports[1]), nodes.start("third", "replica", *ports[2])]
+    return [first, nodes.start("second", "replica", *given[1]), nodes.start("third", "replica", *given[2])]
 
 
 def embed(lab: Lab, tenant: str) -> list[float]:
@@ -214,15 +214,23 @@ def test_a_message_is_answered_by_the_tenants_server(servers: list[Lab]) -> None
         assert told(own, message("acme.first"), key)[0] == "NOT_FOUND", "it is another tenant's"
         assert {told(lab, message(model), "hmi_wrong")[0] for lab in servers} == {"UNAUTHENTICATED"}
         assert {told(lab, message(model), timeout_s=1e-4)[0] for lab in servers} == {"DEADLINE_EXCEEDED"}
+    counted = httpx.get(f"{servers[0].client.url}/metrics").text.splitlines()
+    outcomes = [line for line in counted if line.startswith("hmi_requests_total") and "grpc Model" in line]
+    assert [line for line in outcomes if 'outcome="passed"' in line], outcomes
 
 
 def test_the_limits_are_those_of_the_server_that_answers(servers: list[Lab]) -> None:
-    body = {"tenant": "limited", "limits": {"requests_per_s": 1000}}
-    servers[0].client.request("POST", "/manage/tenants", body)
-    key = new_key(servers, "limited")
+    """Each call counts there, and its caller learns what is left there."""
+    tenant, path = TENANTS[0], f"/manage/tenants/{TENANTS[0]}"
+    servers[0].client.request("PATCH", path, {"limits": {"requests_per_s": 0.02}})
+    key, none = new_key(servers, tenant), message(f"{tenant}.none")
     for lab in servers:
-        code, _, trailing = told(lab, message("limited.none"), key)
-        assert (code, trailing["ratelimit-policy"]) == ("NOT_FOUND", '"requests";q=10000;w=10')
+        wait_until(lambda lab=lab: "ratelimit" in told(lab, none, key)[2])  # type: ignore[misc]
+    found = [told(lab, message(f"{tenant}.e"), key)[2] for lab in servers * 2]
+    assert {each["ratelimit-policy"] for each in found} == {'"requests";q=20;w=1000'}
+    left = [int(each["ratelimit"].partition("r=")[2].partition(";")[0]) for each in found]
+    assert left == [19, 18, 17, 16, 15, 14]
+    servers[0].client.request("PATCH", path, {"limits": {"requests_per_s": None}})
 
 
 def test_a_stream_asks_the_servers_of_its_tenants(servers: list[Lab]) -> None:
