@@ -32,7 +32,7 @@ CHUNK: Final = 1 << 20
 MAX_PACKED: Final = CHUNK + (1 << 14)
 MAX_MANIFEST: Final = 1 << 27
 LEVEL: Final = 3
-ERASED_FORMAT: Final = NEWEST_FORMAT + 1  # of an archive whose manifest lists erased segments
+ERASING_ARCHIVE_FORMAT: Final = NEWEST_FORMAT + 1  # of an archive whose manifest lists erased segments
 # By a segment's name, what stands for it since n-grams were erased; None: nothing does.
 Stands = Mapping[str, SegmentInfo | None]
 _HEAD: Final = struct.Struct("<8sH6xQQ")
@@ -64,7 +64,7 @@ class Packer:
         # Since 3 with attachments, otherwise the frame of format 1.
         written = max([FORMATS["centred"], *(version.schema.format for version in versions)])
         if stands := dump_stands(erased_in(versions)):
-            written = ERASED_FORMAT
+            written = ERASING_ARCHIVE_FORMAT
             manifest["erased"] = stands
         body = records.dump(manifest)
         return self._counted(_HEAD.pack(MAGIC, written, len(body), xxhash.xxh3_64_intdigest(body)) + body)
@@ -99,10 +99,10 @@ class Unpacker:
         magic, version, size, checksum = _HEAD.unpack(self._read(_HEAD.size))
         if magic != MAGIC:
             raise Damaged("this file is not an export of a PLOT store: pass a file that `export` wrote")
-        if version > ERASED_FORMAT:
+        if version > ERASING_ARCHIVE_FORMAT:
             raise FormatTooNew(
-                f"the export has format {version}, this release reads up to {ERASED_FORMAT}: upgrade the "
-                "release"
+                f"the export has format {version}, this release reads up to {ERASING_ARCHIVE_FORMAT}: "
+                "upgrade the release"
             )
         if size > MAX_MANIFEST:
             raise Damaged(f"the export's manifest claims {size} bytes: {CURE}")

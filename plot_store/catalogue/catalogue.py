@@ -20,7 +20,7 @@ from plot_store.ground.errors import Damaged, FormatTooNew, NotFound
 from plot_store.ground.files import io_error
 
 FORMAT: Final = 5  # the catalogue's own; segments and archives have formats of theirs
-ERASED_FORMAT: Final = 6  # of a catalogue that has records of erased segments
+ERASING_CATALOGUE_FORMAT: Final = 6  # of a catalogue that has records of erased segments
 FIRST_MAP: Final = 1 << 26
 CURE: Final = "restore the store from an export or a backup"
 T = TypeVar("T")
@@ -143,10 +143,10 @@ class Catalogue:
             found = self.write(lambda txn: stamp(txn, FORMAT))
         if found is None:
             raise Damaged(f"the catalogue has no format record: {CURE}")
-        if found["format"] > ERASED_FORMAT:
+        if found["format"] > ERASING_CATALOGUE_FORMAT:
             raise FormatTooNew(
-                f"the store has format {found['format']}, this release reads up to {ERASED_FORMAT}: upgrade "
-                "the release"
+                f"the store has format {found['format']}, this release reads up to "
+                f"{ERASING_CATALOGUE_FORMAT}: upgrade the release"
             )
 
     def read(self, body: Callable[[CatalogueTxn], T]) -> T:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from plot_store.catalogue import records
-from plot_store.catalogue.catalogue import ERASED_FORMAT, CatalogueTxn, stamp
+from plot_store.catalogue.catalogue import ERASING_CATALOGUE_FORMAT, CatalogueTxn, stamp
 from plot_store.ground.errors import Conflict
 from plot_store.ground.nouns import SegmentInfo, VersionInfo
 
@@ -39,7 +39,7 @@ def put(txn: CatalogueTxn, stands: Mapping[str, SegmentInfo | None], edition: in
     It also stands for what these stood for, so that no record leads to one that leads on. Older releases
     refuse the store from then on.
     """
-    txn.put("format", {**stamp(txn, ERASED_FORMAT), "edition": edition})
+    txn.put("format", {**stamp(txn, ERASING_CATALOGUE_FORMAT), "edition": edition})
     before = {name: records.parse_erased(txn.get(ERASED + name)) for name in txn.keys(ERASED)}
     earlier = {name: stands[by.name] for name, by in before.items() if by is not None and by.name in stands}
     for segment, by in (earlier | dict(stands)).items():

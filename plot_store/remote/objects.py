@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from plot_store.ground.arguments import check_path
 from plot_store.ground.errors import Invalid
 
-_THREADS: Final = 4  # requests at a time; each may hold a segment in memory
+_REQUESTS_AT_ONCE: Final = 4  # requests at a time; each may hold a segment in memory
 T = TypeVar("T")
 R = TypeVar("R")
 CURE = "check the address, its credentials, and the connection, then try again"
@@ -68,7 +68,7 @@ def threaded(body: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     if len(todo) < 2:
         yield from map(body, todo)
         return
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         running = [pool.submit(body, item) for item in todo]
         try:
             for one in running:

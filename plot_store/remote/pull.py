@@ -32,7 +32,7 @@ from plot_store.remote.format import RemoteRef
 from plot_store.remote.objects import Listed, Objects, threaded
 
 _PIECE: Final = 8 << 20
-_THREADS: Final = 4  # pieces that are fetched at a time, and pieces in memory
+_PIECES_AT_ONCE: Final = 4  # pieces that are fetched at a time, and pieces in memory
 _TURNS: Final = 3  # a pull begins anew if the remote's ref moved and a collection removed what it needed
 
 
@@ -299,7 +299,7 @@ class _Source:
         self._planned = {whole for whole, _ in wholes}
         self._left = deque(piece for whole, size in wholes for piece in _cut(whole, size))
         self._coming: deque[tuple[_Piece, Future[bytes | None]]] = deque()
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pool = ThreadPoolExecutor(_PIECES_AT_ONCE)
 
     def close(self) -> None:
         """End the threads."""
@@ -332,7 +332,7 @@ class _Source:
     def _ahead(self, wanted: _Piece) -> bytes | None:
         """Return a piece, and let the threads fetch those after it."""
         while True:
-            while self._left and len(self._coming) < _THREADS:
+            while self._left and len(self._coming) < _PIECES_AT_ONCE:
                 piece = self._left.popleft()
                 self._coming.append((piece, self._pool.submit(self._objects.read, *piece)))
             piece, coming = self._coming.popleft()

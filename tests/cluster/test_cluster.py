@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Iter
     if not has_ray():
         pytest.skip("Ray has an environment of its own")
     work = tmp_path_factory.mktemp("cluster")
-    first = with_root(Nodes(work), tiny_source, "seed")
+    first = with_root(Nodes(work), tiny_source, name="seed")
     for tenant in TENANTS:
         first.client.request("POST", "/manage/tenants", {"tenant": tenant})
     bodies = [{"model": f"{t}.e", "domain": "tiny", "task": "embedding"} for t in TENANTS]

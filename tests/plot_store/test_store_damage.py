@@ -22,7 +22,7 @@ from hmi_kernels.lookup.layout import DTYPES, header_bytes
 from plot_store import Damaged, FormatTooNew, Store, StoreIO
 from plot_store.care import check
 from plot_store.catalogue import places
-from plot_store.catalogue.catalogue import ERASED_FORMAT
+from plot_store.catalogue.catalogue import ERASING_CATALOGUE_FORMAT
 from plot_store.environment.environment import Environment
 from plot_store.ground.nouns import Place, SegmentInfo
 from plot_store.segments import format as fmt
@@ -326,7 +326,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     record(tmp_path / "s", "format", {"format": 7})
     for options in ({}, {"create": True}, {"read_only": True}):
         with pytest.raises(
-            FormatTooNew, match=f"format 7, this release reads up to {ERASED_FORMAT}: upgrade"
+            FormatTooNew, match=f"format 7, this release reads up to {ERASING_CATALOGUE_FORMAT}: upgrade"
         ):
             Store.open(tmp_path / "s", **options)
 

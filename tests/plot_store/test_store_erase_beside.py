@@ -59,7 +59,7 @@ def test_archives(store: Store, other: Store, tmp_path: Path, monkeypatch: pytes
     expect(other, "r/a", chain)
     for each in (store, other):
         lab.check(each)
-    monkeypatch.setattr(archive_format, "ERASED_FORMAT", 4)  # as the release before
+    monkeypatch.setattr(archive_format, "ERASING_ARCHIVE_FORMAT", 4)  # as the release before
     with pytest.raises(FormatTooNew, match="the export has format 5, this release reads up to 4: upgrade"):
         store.import_archive(new)
 
@@ -342,7 +342,7 @@ def test_the_release_before_refuses_the_store(store: Store, monkeypatch: pytest.
     assert store.info().format == 6
     path = store.path
     store.close()
-    monkeypatch.setattr(catalogue, "ERASED_FORMAT", 5)
+    monkeypatch.setattr(catalogue, "ERASING_CATALOGUE_FORMAT", 5)
     with pytest.raises(FormatTooNew, match="the store has format 6, this release reads up to 5: upgrade"):
         Store.open(path)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from hmi.config import Settings
@@ -34,6 +35,8 @@ class Certificates:
         ]
         self._stamp = self._now()
         self.context = context_of(settings)
+        self.on_reload: list[Callable[[], None]] = []
+        """Called when the files have been read again and are in use."""
 
     def reload(self) -> bool:
         """Read the files again; return whether they are in use. If they are wrong, the old ones stay."""
@@ -43,6 +46,8 @@ class Certificates:
         except InvalidInput as error:
             log.error("the certificate stays as it is: %s", error.message)
             return False
+        for call in self.on_reload:
+            call()
         log.info("the certificate was read again: new connections use it")
         return True
 

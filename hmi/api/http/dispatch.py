@@ -146,6 +146,8 @@ async def add_request_id(request: web.BaseRequest, response: web.StreamResponse)
 
 async def _serve(route: Route, request: web.Request, services: Services) -> web.StreamResponse:
     arrived = time.monotonic()
+    if services.servers is not None and route.asks_models and FORWARDED in request.headers:
+        await services.servers.follow(request)  # before the key is looked up, which may be a new one
     caller = identify_caller(route, request, request[REQUEST_ID], services.access)
     note_caller(tenant=caller.tenant, model=request.match_info.get("model"), key_id=caller.key_id)
     call = RouteCall(services, caller, request.match_info, arrived, request, id=request[REQUEST_ID])

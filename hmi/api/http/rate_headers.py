@@ -13,6 +13,8 @@ from aiohttp import web
 from hmi.api.access.rates import RATES, QuotaState, Rates
 from hmi.api.http.services import CALLER, SERVICES
 
+NAMES = ("RateLimit-Policy", "RateLimit")
+
 
 async def add_rate_limits(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Signal handler: put the headers on an answer."""
@@ -29,7 +31,7 @@ def rate_limits(rates: Rates, tenant: str) -> dict[str, str]:
     if not states:
         return {}
     policies = ", ".join(_policy(state, rates.burst_s) for state in states)
-    return {"RateLimit-Policy": policies, "RateLimit": ", ".join(map(_left, states))}
+    return dict(zip(NAMES, (policies, ", ".join(map(_left, states))), strict=True))
 
 
 def _policy(state: QuotaState, burst_s: float) -> str:

@@ -38,6 +38,7 @@ class Forwarder:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: ClientSession | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def pass_on(self, request: web.Request, request_id: str, to: str) -> web.StreamResponse:
         """Let the primary at the URL `to` answer. Raises Unavailable if it cannot be reached, and as
@@ -50,7 +51,7 @@ class Forwarder:
         unread: list[HmiError] = []
         body = _body(inflow, unread) if request.can_read_body else None
         try:
-            async with await self.ask(request, request_id, to, body) as answer:
+            async with await self.ask(request, request_id, body, to) as answer:
                 return await passed_back(request, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             if unread:
@@ -64,8 +65,8 @@ class Forwarder:
         self,
         request: web.Request,
         request_id: str,
-        to: str,
         body: bytes | AsyncIterator[bytes] | None,
+        to: str,
         more: Mapping[str, str] = {},
     ) -> ClientResponse:
         """Send a request to the server at the URL `to`, and return its answer, of which the body is not read.
@@ -86,6 +87,27 @@ class Forwarder:
             request.method, url, headers=headers, data=body, allow_redirects=False
         )
 
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> ClientResponse:
+        """Send a call that did not come over HTTP to a URL of another server. Returns its answer.
+
+        The answer's body has been read, so the call can be made again if the other server dies meanwhile.
+
+        Raises aiohttp's ClientError, and TimeoutError.
+        """
+        answer = await self.client().post(
+            url, headers={**headers, FORWARDED: "1"}, data=body, allow_redirects=False
+        )
+        await answer.read()
+        return answer
+
+    def renew(self) -> None:
+        """Show this server's certificate as its files are now, on new connections. Logs if they are wrong."""
+        try:
+            if self._tls is not None:
+                _show(self._tls, self._settings)
+        except OSError as error:
+            log.error("the certificate that other servers see could not be read again: %s", error)
+
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
@@ -96,12 +118,11 @@ class Forwarder:
         import aiohttp
 
         if self._session is None:
+            self._tls = _tls_of(self._settings)
             self._session = aiohttp.ClientSession(
                 # aiohttp's limit would let one caller's slow calls hold up all others'. The listeners of both
                 # servers limit connections.
-                connector=aiohttp.TCPConnector(
-                    limit=0, socket_factory=_watched_socket, ssl=_trusted(self._settings)
-                ),
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket, ssl=self._tls),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -110,12 +131,17 @@ class Forwarder:
         return self._session
 
 
-def _trusted(settings: Settings) -> ssl.SSLContext:
+def _tls_of(settings: Settings) -> ssl.SSLContext:
     """What TLS connections to other servers need: their authorities, and the certificate of this server."""
     context = ssl.create_default_context(cafile=settings.node_ca)
+    _show(context, settings)
+    return context
+
+
+def _show(context: ssl.SSLContext, settings: Settings) -> None:
+    """Let new connections show the certificate of this server, as its files are now. Raises OSError."""
     if settings.tls_cert is not None:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    return context
 
 
 def _watched_socket(address: tuple[Any, ...]) -> socket.socket:

@@ -10,9 +10,10 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hmi.api.infer.inference import Inference
 from hmi.api.nodes.forward import FORWARDED, Forwarder, passed_back
@@ -63,6 +64,9 @@ LAG_EVERY_S: Final = 0.1
 GONE_S: Final = 30.0
 """A server that has not been reached for this many seconds is taken off the list. It may enter again."""
 MOST_MODELS: Final = 10_000
+Send: TypeAlias = "Callable[[str, Mapping[str, str]], Awaitable[ClientResponse]]"
+"""Sends a call to the server at a URL, with further headers, and returns its answer, which the caller closes.
+Raises aiohttp's ClientError, and TimeoutError."""
 
 
 class Servers:
@@ -105,25 +109,40 @@ class Servers:
 
         body: the request's body, which has been read.
         """
-        self._refresh()
         if FORWARDED in request.headers:
-            self.answered += 1
-            if self._is_from_server(request):
-                await self._reach(int(request.headers.get(AT, 0)))
             return None
+        send = partial(self._forwarder.ask, request, request_id, body)
+        async with self.elsewhere(tenant, send) as answer:
+            return None if answer is None else await passed_back(request, answer)
+
+    @asynccontextmanager
+    async def elsewhere(self, tenant: str, send: Send) -> AsyncIterator[ClientResponse | None]:
+        """Context manager: another server's answer to a call of a tenant; None: this one is to answer."""
+        self._refresh()
         waits_s = self._inference.engine.wait_s(tenant)
         server = self._ring.choose(tenant, waits_s, time.monotonic())
-        if server != self.me:
-            answer = await self._ask(server, request, request_id, body)
-            if answer is not None:
-                self._hear(server, tenant, answer.headers)
-                async with answer:
-                    if answer.status != 503:
-                        self.passed += 1
-                        return await passed_back(request, answer)
+        answer = None if server == self.me else await self._ask(server, send)
+        if answer is not None:
+            async with answer:
+                told = self._hear(server, tenant, answer.headers)
+                # An older release does not know the path, and so says nothing about the tenant.
+                if answer.status != 503 and (told or answer.status != 404):
+                    self.passed += 1
+                    yield answer
+                    return
         with suppress(Unavailable):  # the bucket is away: what this server has is answered
             await self._reach(self._heard_at)
-        return None
+        yield None
+
+    async def follow(self, request: web.Request) -> None:
+        """Count a call that another server passed on, and follow the journal as far as that one had.
+
+        Raises Unavailable if that takes long or fails.
+        """
+        self._refresh()
+        if self._is_from_server(request):
+            self.answered += 1
+            await self._reach(int(request.headers.get(AT, 0)))
 
     def note_wait(self, tenant: str, headers: Any) -> None:
         """Tell the server that passed on a call of this tenant how this one stands."""
@@ -161,19 +180,22 @@ class Servers:
             raise _behind() from error
         self._refresh()
 
-    def _hear(self, server: str, tenant: str, headers: Mapping[str, str]) -> None:
-        with suppress(ValueError, KeyError):  # a server that is stopping refuses calls without a word
-            self._ring.heard(server, tenant, float(headers[WAITS]), time.monotonic())
-            self._heard_at = max(self._heard_at, int(headers[AT]))
+    def _hear(self, server: str, tenant: str, headers: Mapping[str, str]) -> bool:
+        """Take in how a server stands. False if its answer does not say: it is stopping, or an older one."""
+        try:
+            waits_s, at = float(headers[WAITS]), int(headers[AT])
+        except (ValueError, KeyError):
+            return False
+        self._ring.heard(server, tenant, waits_s, time.monotonic())
+        self._heard_at = max(self._heard_at, at)
+        return True
 
-    async def _ask(
-        self, server: str, request: web.Request, request_id: str, body: bytes
-    ) -> ClientResponse | None:
-        """The head of another server's answer; None if it gives none."""
+    async def _ask(self, server: str, send: Send) -> ClientResponse | None:
+        """What `send` returns for a server; None if that gives no answer."""
         import aiohttp
 
         url, more = self._ring.servers[server], {AT: str(self._position), KEY: self._secret}
-        asking = asyncio.ensure_future(self._forwarder.ask(request, request_id, url, body, more))
+        asking = asyncio.ensure_future(send(url, more))
         try:
             while not (await asyncio.wait([asking], timeout=HUNG_S))[0]:
                 if not await self._lives(url) and not asking.done():
@@ -182,7 +204,7 @@ class Servers:
         except (aiohttp.ClientError, TimeoutError) as error:
             if server not in self._ring.away:
                 log.warning(
-                    "%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error)
+                    "%s does not answer (%s): its tenants are answered elsewhere", url, _reason(error, url)
                 )
             self._ring.failed(server)
             return None
@@ -305,12 +327,18 @@ class Servers:
                     return await answer.json()
                 log.warning("%s answered with status %d", url, answer.status)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            log.warning("%s did not answer (%s)", url, _reason(error))
+            log.warning("%s did not answer (%s)", url, _reason(error, url))
         return None
 
     async def _enter(self) -> None:
         try:
-            await asyncio.to_thread(self._registry.enter, self.url)
+            settings = self._inference.settings
+            await asyncio.to_thread(
+                self._registry.enter,
+                self.url,
+                job_workers=settings.job_workers,
+                replica_jobs=settings.replica_jobs,
+            )
             self._entered = True
         except HmiError as error:
             log_failure(log, "this server could not be listed; it tries again", error)
@@ -365,13 +393,18 @@ class Servers:
                 await asyncio.to_thread(self._registry.leave, node)
 
 
-def _reason(error: Exception) -> str:
-    """Why another server did not answer."""
+def _reason(error: Exception, url: str) -> str:
+    """Why the server at a URL did not answer."""
     import aiohttp
 
-    if isinstance(error, aiohttp.ClientSSLError):
+    if isinstance(error, aiohttp.ClientSSLError) or "[SSL" in str(error):
         return f"TLS fails, see node_ca and tls_client_ca: {error}"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    gone = isinstance(error, aiohttp.ServerDisconnectedError)
+    if url.startswith("https:") and (gone or isinstance(error.__cause__, ConnectionResetError)):
+        # With TLS 1.3 the handshake is over for a client whose certificate the server then refuses.
+        return f"{said}: it has died, or refuses this server's certificate, see tls_client_ca there"
+    return said
 
 
 def _behind() -> Unavailable:

@@ -78,6 +78,8 @@ async def _serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
     rpc = _rpc_server(services)
+    if certificates is not None:
+        certificates.on_reload.append(services.forwarder.renew)
     watching = _watch(certificates, loop)
     # handler_cancellation: when a client disconnects, its request is cancelled. dispatch
     # shields what must be finished.

@@ -110,7 +110,9 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.form:
         return _form(route, schemas)
     json_schema = schemas.body(route)
-    content: dict[str, Any] = {JSON: {"schema": json_schema}}
+    content: dict[str, Any] = {}
+    if route.raw is None or JSON in route.raw.media:
+        content[JSON] = {"schema": json_schema}
     if route.raw is not None:
         content |= {media: {"schema": {}} for media in route.raw.media if media != JSON}
     if route.files:

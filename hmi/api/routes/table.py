@@ -27,6 +27,7 @@ from hmi.api.handlers import (
 from hmi.api.handlers.protocols import hub, infer, ollama, tei, write
 from hmi.api.http.call import RouteCall
 from hmi.api.http.route import Instead, Route
+from hmi.api.protocols.base import UNNAMED, RawBody
 from hmi.api.protocols.huggingface import from_hub_client
 from hmi.api.protocols.native import NATIVE
 from hmi.api.protocols.writing import WritingEndpoint
@@ -34,6 +35,7 @@ from hmi.api.routes.models import CASCADES, MODELS
 from hmi.api.routes.oip import OIP_ROUTES
 from hmi.api.routes.openai import OPENAI_ROUTES
 from hmi.api.routes.openapi import document
+from hmi.api.rpc import answering
 from hmi.api.schemas.audit import AuditPage, AuditQuery
 from hmi.api.schemas.backups import BackupList, BackupQuery, CreateBackup
 from hmi.api.schemas.check import CheckFile, CheckView
@@ -160,6 +162,21 @@ SERVERS = (
         Loaded,
         body=LoadModels,
         kinds=("conflict", "forbidden"),
+    ),
+    Route(
+        "POST",
+        answering.PATH,
+        answering.answer,
+        "For other servers: answer a message of gRPC for its caller, whose key comes along.",
+        None,
+        "infer",
+        body=bytes,
+        raw=RawBody((UNNAMED,), answering.read),
+        media=UNNAMED,
+        headers=answering.HEADERS,
+        inputs_field="inputs",
+        cancellable=True,
+        kinds=(*infer.ERRORS, "conflict"),
     ),
 )
 

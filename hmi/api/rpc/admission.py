@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 
 from hmi.api.access.caller import NOBODY, Caller
 from hmi.api.body.shares import Holder, Shares
 from hmi.api.http.audited import log_access, refuse
+from hmi.api.http.dispatch import PASSED
 from hmi.api.http.lifecycle import Stopping, Unfinished
 from hmi.api.http.observed import HEADER as TRACE_HEADER
 from hmi.api.http.observed import Observed
@@ -24,6 +26,7 @@ from hmi.api.http.rate_headers import rate_limits
 from hmi.api.http.services import Services
 from hmi.api.protocols.errors import INTERNAL, Malformed, headers_of, known, status_of
 from hmi.api.protocols.native import NATIVE
+from hmi.api.rpc.passing import AnotherServersError
 from hmi.core import Scope
 from hmi.errors import Forbidden, HmiError, Unauthorised
 from hmi.stores.layout import without_paths
@@ -99,12 +102,31 @@ class RpcCall:
     arrived: float = field(default_factory=time.monotonic)
     caller: Caller = NOBODY
     outcome: str = "ok"
+    stream: bool = False
+    passed: bool = False
+    """Another server answered the call, or some message of the stream."""
+    limits: tuple[tuple[str, str], ...] | None = None
+    """The metadata on the tenant's limits by the server that answered last; None: it is this one."""
     sent: int = 0
     """Bytes of the answer so far."""
 
+    @property
+    def address(self) -> str:
+        """The client's address; "" if it calls through a socket of this machine."""
+        peer = unquote(str(self.context.peer()).partition(":")[2])
+        return peer.rpartition(":")[0].strip("[]")
+
+    @property
+    def counted(self) -> str:
+        """The outcome that this server counts. A stream is counted here, whoever answers its messages."""
+        return PASSED if self.passed and not self.stream else self.outcome
+
     def encoded(self, message: Any) -> bytes:
         """The bytes of an answer, which are counted."""
-        data = bytes(message.SerializeToString())
+        return self.sends(message.SerializeToString())
+
+    def sends(self, data: bytes) -> bytes:
+        """Count the bytes of an answer."""
         self.sent += len(data)
         return data
 
@@ -118,16 +140,12 @@ class RpcCall:
             "rpc.grpc.status_code": number,
         }
         log = self.services.settings.access_log
-        observed.end(self.outcome, number, self.sent, about, failed=failed, log=log)
+        observed.end(self.counted, number, self.sent, about, failed=failed, log=log)
 
-    def deadline_ms(self, asked: float | None, since: float) -> float | None:
-        """The deadline of a request, in ms after the time `since`: that of its parameters or of the call,
-        whichever is earlier; None if there is neither."""
+    def ends(self) -> float | None:
+        """The `time.monotonic()` at which the call's deadline passes; None if it has none."""
         left: float | None = self.context.time_remaining()
-        if left is None:
-            return asked
-        ends = max((time.monotonic() - since + left) * 1000, 0.001)
-        return ends if asked is None else min(asked, ends)
+        return None if left is None else time.monotonic() + left
 
 
 class AdmissionGate:
@@ -161,7 +179,12 @@ class AdmissionGate:
         metadata = {str(name).lower(): str(value) for name, value in context.invocation_metadata() or ()}
         given = metadata.get(REQUEST_ID, "")
         call = RpcCall(
-            services, context, metadata, method, given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+            services,
+            context,
+            metadata,
+            method,
+            given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex,
+            stream=stream,
         )
         # Its context stays current for the rest of this task, which serves this call alone.
         observed = Observed(metadata, call.id, "grpc", method, services.monitoring.tracer if scope else None)
@@ -186,7 +209,7 @@ class AdmissionGate:
             await self._abort(call, error)
         finally:
             services.monitoring.metrics.request(
-                f"grpc {method}", call.outcome, time.monotonic() - call.arrived
+                f"grpc {method}", call.counted, time.monotonic() - call.arrived
             )
             call.end(observed)
 
@@ -233,9 +256,8 @@ class AdmissionGate:
 
     def _identified(self, call: RpcCall, scope: Scope) -> Caller:
         """The caller of a call. Writes a refusal, and an administrator's call, to the audit log."""
-        audit, peer = self._services.access.audit, str(call.context.peer()).partition(":")[2]
-        address = peer.rpartition(":")[0].strip("[]")
-        about = {"request": call.id, "call": f"grpc {call.method}", "address": address or "local"}
+        audit = self._services.access.audit
+        about = {"request": call.id, "call": f"grpc {call.method}", "address": call.address or "local"}
         try:
             caller = self._services.access.auth.caller_no_browser(call.metadata, scope)
         except (Unauthorised, Forbidden) as error:
@@ -246,6 +268,8 @@ class AdmissionGate:
 
     def _limits(self, call: RpcCall) -> tuple[tuple[str, str], ...]:
         """The trailing metadata that tells a tenant what it may still send."""
+        if call.limits is not None:
+            return call.limits
         if call.caller.tenant is None:
             return ()
         limits = rate_limits(self._services.inference.rates, call.caller.tenant)
@@ -273,7 +297,7 @@ def client_error(call: RpcCall, error: Exception) -> tuple[HmiError, str]:
     if ours is None:
         log.error("request %s: %s failed", call.id, call.method, exc_info=error)
         ours = HmiError(INTERNAL)
-    elif code_of(ours.kind) in _OF_SERVER and not isinstance(ours, Stopping):
+    elif code_of(ours.kind) in _OF_SERVER and not isinstance(ours, (Stopping, AnotherServersError)):
         services.monitoring.limited_log.warning(
             ours.kind, "request %s: %s: %s", call.id, ours.kind, ours.message
         )

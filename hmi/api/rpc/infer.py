@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 
-from hmi.api.http.request_body import LimitedBodyReader
 from hmi.api.protocols.asks import AskResult
+from hmi.api.protocols.base import BodyReader
 from hmi.api.protocols.errors import Malformed, from_validation
 from hmi.api.protocols.oip.answering import outputs_made
 from hmi.api.protocols.oip.asking import Asked, rows_of
 from hmi.api.protocols.oip.schemas import ID_CHARS, MOST_TENSORS, Options
 from hmi.api.protocols.oip.tensors import BytesTensor, check_count, checked_shape, text_of, texts_in
+from hmi.api.rpc.answering import Message
 from hmi.api.rpc.messages import MESSAGES, parameter_value
+from hmi.core import check_name
 from hmi.errors import InvalidInput
 
 REFUSED = ("classification", "shared_memory_region")
@@ -31,7 +34,21 @@ def parsed(name: str, data: bytes) -> Any:
         raise Malformed(f"this is no message of the type {name}: check the client's service") from error
 
 
-def asked_of(request: Any, reader: LimitedBodyReader) -> Asked:
+def message_of(data: bytes, reader: BodyReader) -> Message:
+    """Read the bytes of a ModelInferRequest. Raises Malformed, and as `asked_of`."""
+    request = parsed("ModelInferRequest", data)
+    return Message(asked_of(request, reader), request.model_name, request.model_version)
+
+
+def tenant_in(data: bytes) -> str:
+    """The tenant whose model the bytes of a ModelInferRequest name; "" if they name none."""
+    # It begins with the same fields, and its texts stay bytes.
+    with suppress(Malformed, InvalidInput):
+        return check_name(parsed("ModelReadyRequest", data).name.partition(".")[0], "tenant")
+    return ""
+
+
+def asked_of(request: Any, reader: BodyReader) -> Asked:
     """Read a ModelInferRequest. Raises InvalidInput and TooLarge that name the tensor or field."""
     for field in ("inputs", "outputs"):
         if len(getattr(request, field)) > MOST_TENSORS:
@@ -54,20 +71,21 @@ def asked_of(request: Any, reader: LimitedBodyReader) -> Asked:
     return Asked(rows_of(tensors, reader.hold), _options(request), names, request.id)
 
 
-def response_of(result: AskResult, asked: Asked, version: str) -> Any:
-    """The ModelInferResponse to a request. `version`: see `outputs_made`."""
-    outputs = outputs_made(result, asked.outputs, version)
+def encoded(result: AskResult, message: Message) -> bytes:
+    """The bytes of the ModelInferResponse to a request."""
+    outputs = outputs_made(result, message.asked.outputs, message.version)
     tensor = MESSAGES["InferOutputTensor"]
-    return MESSAGES["ModelInferResponse"](
+    response = MESSAGES["ModelInferResponse"](
         model_name=str(result.model),
         model_version=str(result.version),
-        id=asked.id or result.id,
+        id=message.asked.id or result.id,
         outputs=[tensor(name=o.name, datatype=o.datatype, shape=o.shape) for o in outputs],
         raw_output_contents=[output.packed() for output in outputs],
     )
+    return bytes(response.SerializeToString())
 
 
-def _texts(tensor: Any, raw: bytes | None, reader: LimitedBodyReader) -> BytesTensor:
+def _texts(tensor: Any, raw: bytes | None, reader: BodyReader) -> BytesTensor:
     """An input tensor. raw: its elements, unless they are in its contents."""
     name = tensor.name[:200]
     _refuse(tensor)

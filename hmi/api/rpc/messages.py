@@ -66,7 +66,8 @@ _MESSAGES: dict[str, tuple[str, ...]] = {
         "5 outputs repeated InferOutputTensor",
         "6 raw_output_contents repeated bytes",
     ),
-    "ModelStreamInferResponse": ("1 error_message string", "2 infer_response ModelInferResponse"),
+    # On the wire a message is its bytes. So it can be put in as another server has sent it.
+    "ModelStreamInferResponse": ("1 error_message string", "2 infer_response bytes"),
     "ModelConfigRequest": _NAMED,
     "ModelConfigResponse": ("1 config ModelConfig",),
     "ModelConfig": (

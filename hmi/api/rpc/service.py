@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from hmi.api.body.shares import Loan
-from hmi.api.handlers.protocols.infer import values_in
 from hmi.api.handlers.protocols.open_inference import Repository, server_metadata
 from hmi.api.http.request_body import LIGHT_BYTES, LimitedBodyReader, most_values
 from hmi.api.http.services import Services
-from hmi.api.in_thread import OFF_LOOP_BYTES, OFF_LOOP_VALUES, off_loop
-from hmi.api.protocols.oip.asking import Asked, ask_of
+from hmi.api.in_thread import OFF_LOOP_BYTES
 from hmi.api.rpc.admission import AdmissionGate, Messages, RpcCall, client_error
-from hmi.api.rpc.infer import asked_of, parsed, response_of
+from hmi.api.rpc.answering import Message, answered, id_of
+from hmi.api.rpc.infer import message_of, parsed
 from hmi.api.rpc.messages import MESSAGES, PACKAGE, parameter_value
-from hmi.core import ModelId, Scope
+from hmi.api.rpc.passing import answered_elsewhere
+from hmi.core import Scope
 from hmi.errors import Unavailable
 
 NAME = f"{PACKAGE}.GRPCInferenceService"
@@ -67,8 +66,7 @@ def _infer(gate: AdmissionGate) -> Callable[..., Any]:
     async def serve(messages: Messages, context: Any) -> bytes:
         async with gate.call("ModelInfer", "infer", context) as call:
             data = await gate.message(call, messages)
-            answer = await _inferred(call, data, call.arrived, call.id)
-            return call.encoded(answer)
+            return call.sends(await _inferred(call, data, call.arrived))
         raise AssertionError("an error ends the call")
 
     return serve
@@ -82,52 +80,47 @@ def _stream(gate: AdmissionGate, services: Services) -> Callable[..., Any]:
             number = 0
             while (data := await gate.next_message(messages)) is not None:
                 with services.lifecycle.in_flight:
-                    yield await _streamed(call, data, f"{call.id}.{number}")
+                    yield await _streamed(call, data, number)
                 number += 1
 
     return serve
 
 
-async def _streamed(call: RpcCall, data: bytes, id: str) -> bytes:
-    """The response to one message of a stream."""
+async def _streamed(call: RpcCall, data: bytes, number: int) -> bytes:
+    """The response to one message of a stream, by its number in it."""
     response = MESSAGES["ModelStreamInferResponse"]()
     try:
         call.services.lifecycle.admit()
-        response.infer_response.CopyFrom(await _inferred(call, data, time.monotonic(), id))
+        response.infer_response = await _inferred(call, data, time.monotonic(), number)
     except Exception as error:  # the edge of the process: every error becomes an answer
         ours, response.error_message = client_error(call, error)
         call.outcome = ours.kind
-        response.infer_response.id = id
+        response.infer_response = MESSAGES["ModelInferResponse"](
+            id=id_of(call.id, number)
+        ).SerializeToString()
     return call.encoded(response)
 
 
-async def _inferred(call: RpcCall, data: bytes, arrived: float, id: str) -> Any:
-    """The ModelInferResponse to one request. Raises what `Inference.answer` and `ask_of` raise."""
+async def _inferred(call: RpcCall, data: bytes, arrived: float, number: int | None = None) -> bytes:
+    """The bytes of the ModelInferResponse to one request. number: of the message in its stream. Raises as
+    `message_of` and `answered`."""
     services, holder = call.services, call.caller.tenant
     with services.intake.bodies.shares.loan(holder) as loan:
         loan.cover(2 * len(data))  # for the message, and for the texts in it
         try:
+            if (found := await answered_elsewhere(call, data, number)) is not None:
+                return found
+            reader = LimitedBodyReader("inputs", most_values(max(services.settings.max_inputs, 16)), loan)
 
-            def read() -> tuple[Asked, str, str]:
-                return _read(data, services, loan)
+            def read() -> Message:
+                return message_of(data, reader)
 
             light = len(data) <= LIGHT_BYTES
-            asked, name, version = read() if light else await services.intake.bodies.work(holder, read)
-            model = ModelId.parse(name, "model_name")
-            ask = ask_of(asked, model, Repository(services, call.caller).record(name), version)
-            ask = replace(ask, deadline_ms=call.deadline_ms(ask.deadline_ms, arrived))
-            large = len(data) > OFF_LOOP_BYTES
-            (result,) = await services.inference.answer([ask], call.caller, arrived, id=id, large=large)
-            return await off_loop(values_in([result]) > OFF_LOOP_VALUES, response_of, result, asked, version)
+            message = read() if light else await services.intake.bodies.work(holder, read)
+            id, large = id_of(call.id, number), len(data) > OFF_LOOP_BYTES
+            return await answered(services, call.caller, message, arrived, call.ends(), id=id, large=large)
         finally:
             services.intake.bodies.finished(loan)
-
-
-def _read(data: bytes, services: Services, loan: Loan) -> tuple[Asked, str, str]:
-    """A request, and the model and version that it names."""
-    request = parsed("ModelInferRequest", data)
-    reader = LimitedBodyReader("inputs", most_values(max(services.settings.max_inputs, 16)), loan)
-    return asked_of(request, reader), request.model_name, request.model_version
 
 
 async def _server_live(call: RpcCall, request: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hmi.core import DomainId, JobRecord, JobState, now
-from hmi.errors import Damaged, JobCancelled, NotFound, Unavailable
+from hmi.errors import Damaged, NotFound, Unavailable
 from hmi.jobs.plot.ngrams import count_corpus, count_texts, texts_of
 from hmi.jobs.runtime.context import JobContext
 from hmi.jobs.runtime.folders import JobFolder, PinnedPlots
@@ -84,7 +84,9 @@ def count_for_build(
         made = merge_counts(
             parts.all(), kept, progress=lambda done, of: ctx.progress(done, of, phase="merging counts")
         )
-    except JobCancelled:
+    except LostClaim:  # another server goes on with the build
+        raise
+    except Exception:
         parts.clear()
         raise
     ctx.checkpointed()
@@ -96,7 +98,7 @@ def _part_bytes(ctx: JobContext, corpus: Path) -> int | None:
     """The size of parts, all about the same; None: the corpus is small, or no other job can help."""
     settings, size = ctx.settings, corpus.stat().st_size
     here = settings.job_workers if ctx.registry.is_primary() else settings.replica_jobs
-    if size <= settings.count_part_bytes or max(here, len(ctx.registry.servers())) < 2:
+    if size <= settings.count_part_bytes or max(here, ctx.registry.job_places()) < 2:
         return None
     return math.ceil(size / min(MOST_PARTS, math.ceil(size / settings.count_part_bytes)))
 

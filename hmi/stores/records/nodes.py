@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Final
 
 from hmi.errors import Unavailable
@@ -30,6 +31,10 @@ class Server(Record):
 
     node: str
     url: str
+    job_workers: int = 1
+    """The number of jobs that it runs at once while it is the primary."""
+    replica_jobs: int = 1
+    """The number of jobs that it runs at once while it is a replica."""
 
 
 def new_node(txn: RegistryTxn) -> None:
@@ -82,14 +87,22 @@ def servers_in(txn: RegistryTxn) -> list[Server]:
     return [Server.model_validate_json(body) for _, body in txn.items(SERVER)]
 
 
-def enter(txn: RegistryTxn, url: str) -> None:
+def job_places(txn: RegistryTxn) -> int:
+    """The number of jobs that the listed servers run at once, all together."""
+    primary = primary_in(txn)
+    leads = "" if primary is None else primary.node
+    return sum(one.job_workers if one.node == leads else one.replica_jobs for one in servers_in(txn))
+
+
+def enter(txn: RegistryTxn, url: str, jobs: Mapping[str, int]) -> None:
     """Let this node answer calls that other servers pass on, under this address. Another node that had the
-    address has it no more: its server would seem to live, since this one answers there."""
+    address has it no more: its server would seem to live, since this one answers there. jobs: the `Server`'s
+    numbers of jobs, by field."""
     node = txn.get(NODE)
     assert node is not None, "a registry that is shared has the id of its node"
-    entered = Server(node=node.decode(), url=url)
+    entered = Server(node=node.decode(), url=url, **jobs)
     for other in servers_in(txn):
-        if other.url == url and other != entered:
+        if other.url == url and other.node != entered.node:
             txn.delete(SERVER + other.node)
     record = entered.model_dump_json().encode()
     if txn.get(SERVER + entered.node) != record:

@@ -75,10 +75,17 @@ class WholeRegistry:
         """The servers that answer calls to infer for each other."""
         return self._database.read(nodes.servers_in)
 
-    def enter(self, url: str) -> None:
+    def job_places(self) -> int:
+        """The number of jobs that the listed servers run at once, all together; 0 if none is listed."""
+        return self._database.read(nodes.job_places)
+
+    def enter(self, url: str, **jobs: int) -> None:
         """Answer calls to infer that other servers pass on, under this address. A node that had the address
-        leaves. Raises Unavailable."""
-        self._database.write(lambda txn: nodes.enter(txn, url), claims.anyone)
+        leaves. jobs: the numbers of jobs that this node runs at once, by the fields of `nodes.Server`.
+
+        Raises Unavailable.
+        """
+        self._database.write(lambda txn: nodes.enter(txn, url, jobs), claims.anyone)
 
     def leave(self, node: str) -> None:
         """Let a node get no more calls of others: this one, or at the primary any. Raises Unavailable."""

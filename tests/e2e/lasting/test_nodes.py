@@ -54,9 +54,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             lab.kill()
 
 
-def with_root(nodes: Nodes, tiny_source: Path, name: str = "first") -> Lab:
+def with_root(nodes: Nodes, tiny_source: Path, *arguments: str, name: str = "first") -> Lab:
     """Start a primary, and import the root `tiny`."""
-    lab = nodes.start(name, "primary")
+    lab = nodes.start(name, "primary", *arguments)
     text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
     body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
     succeeded(lab, lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"])

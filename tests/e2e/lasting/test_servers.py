@@ -16,11 +16,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import numpy as np
 import pytest
 
 from bench.harness.server import free_port
 from hmi.api.nodes.ring import ranked
+from hmi.api.rpc.messages import MESSAGES
 from hmi.cluster.keeper import LOOK_S, Keeper, ServerSpec, _runs
 from hmi.config.values import flag, variable
 from hmi.errors import HmiError
@@ -32,11 +35,13 @@ from tests.waiting import wait_until
 
 __all__ = ["nodes"]
 TENANTS = [f"t{i}" for i in range(8)]
+SERVICE = "/inference.GRPCInferenceService"
 
 
 @pytest.fixture(scope="module")
 def servers(nodes: Nodes, tiny_source: Any) -> list[Lab]:
-    first = with_root(nodes, tiny_source)
+    given = [(flag("grpc_port"), str(free_port()), flag("tenant_burst_s"), "1000") for _ in range(3)]
+    first = with_root(nodes, tiny_source, *given[0])
     for tenant in ("acme", *TENANTS):
         first.client.request("POST", "/manage/tenants", {"tenant": tenant})
     jobs = [fine_tune(first, "acme.first", epochs=1)]
@@ -44,12 +49,46 @@ def servers(nodes: Nodes, tiny_source: Any) -> list[Lab]:
         body = {"model": f"{tenant}.e", "domain": "tiny", "task": "embedding"}
         jobs.append(first.client.request("POST", "/manage/models", body)["job"])
     assert {view["state"] for view in first.finish(jobs)} == {"succeeded"}
-    return [first, nodes.start("second", "replica"), nodes.start("third", "replica")]
+    return [first, nodes.start("second", "replica", *given[1]), nodes.start("third", "replica", *given[2])]
 
 
 def embed(lab: Lab, tenant: str) -> list[float]:
     found = lab.client.request("POST", f"/infer/{tenant}.e", {"inputs": ["good market"]})
     return [round(value, 3) for value in found["outputs"][0]["embedding"]]
+
+
+def message(model: str, text: str = "good market", version: str = "") -> bytes:
+    """A ModelInferRequest for one text."""
+    request = MESSAGES["ModelInferRequest"](model_name=model, model_version=version)
+    tensor = request.inputs.add(name="TEXT", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(text.encode())
+    return bytes(request.SerializeToString())
+
+
+def told(lab: Lab, data: bytes, key: str = "", timeout_s: float = 60.0) -> tuple[str, Any, dict[str, str]]:
+    """What a server says to a message over gRPC: the code, the answer or the error's text, and metadata."""
+    given = [("x-request-id", "mine"), *([("authorization", f"Bearer {key}")] if key else [])]
+    with channel_to(lab) as channel:
+        call = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        try:
+            answer, done = call.with_call(data, metadata=given, timeout=timeout_s)
+            return "OK", answer, dict(done.trailing_metadata())
+        except grpc.RpcError as error:
+            return error.code().name, error.details(), dict(error.trailing_metadata())
+
+
+def channel_to(lab: Lab) -> Any:
+    port = lab.arguments[lab.arguments.index(flag("grpc_port")) + 1]
+    return grpc.insecure_channel(f"127.0.0.1:{port}")
+
+
+def embed_by_message(lab: Lab, tenant: str) -> list[float]:
+    """As `embed`, over gRPC."""
+    code, answer, _ = told(lab, message(f"{tenant}.e"))
+    if code != "OK":
+        raise HmiError(f"{code}: {answer}")
+    (raw,) = MESSAGES["ModelInferResponse"].FromString(answer).raw_output_contents[:1]
+    return [round(float(value), 3) for value in np.frombuffer(raw, np.float32)]
 
 
 def view(lab: Lab) -> dict[str, Any]:
@@ -90,11 +129,12 @@ def asking(servers: list[Lab]) -> Iterator[list[str]]:
     def ask(lab: Lab) -> None:
         while not over.is_set():
             for tenant in TENANTS:
-                try:
-                    if (got := embed(lab, tenant)) != right[tenant]:
-                        wrong.append(f"{tenant}: {got[:3]} in place of {right[tenant][:3]}")
-                except HmiError as error:
-                    wrong.append(f"{tenant}: {error.message}")
+                for ask_by in (embed, embed_by_message):
+                    try:
+                        if (got := ask_by(lab, tenant)) != right[tenant]:
+                            wrong.append(f"{tenant}: {got[:3]} in place of {right[tenant][:3]}")
+                    except HmiError as error:
+                        wrong.append(f"{tenant}: {error.message}")
 
     threads = [threading.Thread(target=ask, args=(lab,)) for lab in servers]
     for thread in threads:
@@ -143,16 +183,123 @@ def test_an_administrator_may_name_the_model_in_any_place(servers: list[Lab]) ->
     assert (wrong.status_code, wrong.json()["error_type"]) == (422, "Validation")
 
 
+def test_a_message_is_answered_by_the_tenants_server(servers: list[Lab]) -> None:
+    """With the bytes, errors and metadata that it gets there, and with no more rights."""
+    keys = {tenant: new_key(servers, tenant) for tenant in TENANTS}
+    for tenant in TENANTS:
+        own, model, key = owner(servers, tenant), f"{tenant}.e", keys[tenant]
+        others = [lab for lab in servers if lab is not own]
+        for data, given in (
+            (message(model), ""),
+            (message(model), key),
+            (message(model, "good", version="1"), key),
+            (message(f"{tenant}.none"), key),
+            (message(f"{tenant}.none"), ""),
+            (message("acme.first"), key),
+            (message(model, " "), key),
+            (message(model, version="7"), ""),
+            (message(model)[:-3], key),
+            (b"", key),
+        ):
+            before = [view(lab)["passed"] for lab in others], view(own)["answered"]
+            alone, *passed = [told(lab, data, given) for lab in (own, *others)]
+            assert passed == [alone, alone]
+            assert ([view(lab)["passed"] for lab in others], view(own)["answered"]) == (
+                [count + 1 for count in before[0]],
+                before[1] + 2,
+            )
+        good = told(own, message(model), key)
+        assert good[0] == "OK"
+        assert good == told(own, message(model), key), "else equal bytes show nothing"
+        assert told(own, message("acme.first"), key)[0] == "NOT_FOUND", "it is another tenant's"
+        assert {told(lab, message(model), "hmi_wrong")[0] for lab in servers} == {"UNAUTHENTICATED"}
+        assert {told(lab, message(model), timeout_s=1e-4)[0] for lab in servers} == {"DEADLINE_EXCEEDED"}
+    counted = httpx.get(f"{servers[0].client.url}/metrics").text.splitlines()
+    outcomes = [line for line in counted if line.startswith("hmi_requests_total") and "grpc Model" in line]
+    assert [line for line in outcomes if 'outcome="passed"' in line], outcomes
+
+
+def test_the_limits_are_those_of_the_server_that_answers(servers: list[Lab]) -> None:
+    """Each call counts there, and its caller learns what is left there."""
+    tenant, path = TENANTS[0], f"/manage/tenants/{TENANTS[0]}"
+    servers[0].client.request("PATCH", path, {"limits": {"requests_per_s": 0.02}})
+    key, none = new_key(servers, tenant), message(f"{tenant}.none")
+    for lab in servers:
+        wait_until(lambda lab=lab: "ratelimit" in told(lab, none, key)[2])  # type: ignore[misc]
+    found = [told(lab, message(f"{tenant}.e"), key)[2] for lab in servers * 2]
+    assert {each["ratelimit-policy"] for each in found} == {'"requests";q=20;w=1000'}
+    left = [int(each["ratelimit"].partition("r=")[2].partition(";")[0]) for each in found]
+    assert left == [19, 18, 17, 16, 15, 14]
+    servers[0].client.request("PATCH", path, {"limits": {"requests_per_s": None}})
+
+
+def test_a_stream_asks_the_servers_of_its_tenants(servers: list[Lab]) -> None:
+    """Each message goes its own way; an error ends no stream."""
+    one, two = next((a, b) for a in TENANTS for b in TENANTS if owner(servers, a) is not owner(servers, b))
+    wrong = [message(f"{one}.none"), message("none"), b"\xff\xff"]
+    sent = [message(f"{one}.e"), message(f"{two}.e"), *wrong, message(f"{two}.e", " "), message(f"{one}.e")]
+    id, found = "i" * 64, []
+    for lab in servers:
+        with channel_to(lab) as channel:
+            call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
+            found.append(list(call(iter(sent), metadata=[("x-request-id", id)], timeout=60)))
+    assert found[0] == found[1] == found[2]
+    parsed = [MESSAGES["ModelStreamInferResponse"].FromString(each) for each in found[0]]
+    answers = [MESSAGES["ModelInferResponse"].FromString(each.infer_response) for each in parsed]
+    assert [each.id for each in answers] == [f"{id}.{i}" for i in range(len(sent))]
+    assert [each.model_name for each in answers] == [f"{one}.e", f"{two}.e", "", "", "", "", f"{one}.e"]
+    assert [bool(each.error_message) for each in parsed] == [not each.model_name for each in answers]
+
+
+def test_a_server_checks_the_key_of_a_message(servers: list[Lab]) -> None:
+    tenant, other = TENANTS[:2]
+    own, data = owner(servers, tenant), message(f"{tenant}.e")
+    key, url = new_key(servers, tenant), f"{own.client.url}/server/infer"
+
+    def status(data: bytes, key: str = "", **headers: str) -> tuple[int, bytes]:
+        known = {"Authorization": f"Bearer {key}"} if key else {}
+        given = {**known, "X-Request-Id": "mine", **headers}
+        answer = httpx.post(url, content=data, headers={"Content-Type": "application/octet-stream", **given})
+        return answer.status_code, answer.content
+
+    assert status(data, key) == (200, told(own, data, key)[1])
+    forwarded = {"X-HMI-Forwarded": "1", "X-HMI-Server-Key": "guessed"}
+    assert status(data, "hmi_wrong", **forwarded)[0] == 401
+    assert status(message(f"{other}.e"), key, **forwarded)[0] == 404
+    assert status(data, "", Host="evil.example")[0] == 403, "a page that rebinds its name"
+    assert status(data, key, **{"X-HMI-Deadline-Seconds": "0.000001"})[0] == 504
+    assert status(data, key, **{"X-HMI-Deadline-Seconds": "soon"})[0] == 400
+    assert status(b"x" * (5 << 20), key)[0] == 413
+
+
+def new_key(servers: list[Lab], tenant: str) -> str:
+    """A tenant's key that all of these know."""
+    path = f"/manage/tenants/{tenant}/keys"
+    key = str(servers[0].client.request("POST", path, {"scopes": ["infer"]})["key"])
+
+    def known(lab: Lab) -> bool:
+        given = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{lab.client.url}/v2/models/stats", headers=given).status_code == 200
+
+    for lab in servers:
+        wait_until(lambda lab=lab: known(lab))  # type: ignore[misc]
+    return key
+
+
 def test_readers_of_all_servers_only_move_forward(servers: list[Lab]) -> None:
     succeeded(servers[0], update(servers[0], "acme.first"))
-    seen: list[list[int]] = [[] for _ in servers]
+    seen: list[list[int]] = [[] for _ in range(2 * len(servers))]
     over = threading.Event()
 
-    def read(number: int, lab: Lab) -> None:
-        while not over.is_set():
-            seen[number].append(version(lab, "acme.first"))
+    def by_message(lab: Lab, model: str) -> int:
+        return int(MESSAGES["ModelInferResponse"].FromString(told(lab, message(model))[1]).model_version)
 
-    threads = [threading.Thread(target=read, args=pair) for pair in enumerate(servers)]
+    def read(number: int, lab: Lab) -> None:
+        ask = version if number < len(servers) else by_message
+        while not over.is_set():
+            seen[number].append(ask(lab, "acme.first"))
+
+    threads = [threading.Thread(target=read, args=pair) for pair in enumerate(servers * 2)]
     for thread in threads:
         thread.start()
     wanted = []

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, web
 
+from hmi.api.edge.tls import Certificates
 from hmi.api.nodes.forward import Forwarder
+from hmi.api.nodes.servers import _reason
 from hmi.config import Settings
 from hmi.errors import HmiError
+from tests.hmi.labs.tls_lab import Authority
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[int]:
+async def serving(handler: Handler, **tls: ssl.SSLContext) -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app)
     await runner.setup()
     taken = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, taken).start()
+    await web.SockSite(runner, taken, **tls).start()
     try:
         yield int(taken.getsockname()[1])
     finally:
@@ -150,3 +156,60 @@ async def test_many_slow_calls_do_not_hold_up_others() -> None:
         finally:
             over.set()
         assert all(answer.endswith(b"/slow h") for answer in await asyncio.gather(*slow))
+
+
+def strict(authority: Authority, admitted: Authority) -> ssl.SSLContext:
+    """What a server needs that has a certificate of one authority, and wants one of another."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=admitted.file)
+    context.load_cert_chain(*authority.issue("there"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
+    """From the moment on from which the server's clients see it, too."""
+    ours = Authority.create(tmp_path / "ours")
+    cert, key = ours.issue("old")
+    settings = Settings(tls_cert=cert, tls_key=key, node_ca=ours.file)
+    forwarder, certificates = Forwarder(settings), Certificates(settings)
+    certificates.on_reload.append(forwarder.renew)
+    certificates.reload()  # before the first call
+
+    async def whose(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        shown: Any = request.transport.get_extra_info("peercert")
+        names = dict(pair for part in shown["subject"] for pair in part)
+        return web.Response(text=names["commonName"], headers={"Connection": "close"})
+
+    async with serving(whose, ssl_context=strict(ours, ours)) as port:
+
+        async def shown() -> str:
+            async with forwarder.client().get(f"https://127.0.0.1:{port}/") as answer:
+                return await answer.text()
+
+        assert await shown() == "old"
+        for file, renewed in zip((cert, key), ours.issue("new"), strict=True):
+            renewed.replace(file)
+        assert await shown() == "old"
+        assert certificates.reload()
+        assert await shown() == "new"
+        key.write_text("no key")
+        assert not certificates.reload()
+        assert await shown() == "new"
+    await forwarder.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 3_000_000])
+async def test_a_refused_certificate_is_said_to_be_the_reason(tmp_path: Path, body: bytes) -> None:
+    ours, theirs = (Authority.create(tmp_path / name) for name in ("ours", "theirs"))
+    cert, key = ours.issue("me")
+    forwarder = Forwarder(Settings(tls_cert=cert, tls_key=key, node_ca=theirs.file))
+    async with serving(echo, ssl_context=strict(theirs, theirs)) as port:
+        url = f"https://127.0.0.1:{port}"
+        with pytest.raises(ClientError) as caught:
+            await forwarder.client().post(url, data=body)
+        assert "see tls_client_ca" in _reason(caught.value, url)
+    with pytest.raises(ClientError) as caught:
+        await forwarder.client().post(url, data=body)
+    assert "tls_client_ca" not in _reason(caught.value, url), "nobody listens there"
+    await forwarder.close()

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import jsonschema
 from aiohttp import FormData
 
+from hmi.api.protocols.base import UNNAMED
 from hmi.api.routes.openapi import document
 from hmi.api.routes.table import ROUTES
 from tests.hmi.labs.api_world import World, running
@@ -75,6 +76,9 @@ def request_of(
     given: dict[str, Any] = {"params": query, "headers": headers}
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]
+        if UNNAMED in content and len(content) == 1:
+            headers["Content-Type"] = UNNAMED
+            return path, {**given, "data": rng.randbytes(rng.randint(0, 30))}
         if "application/json" not in content:
             return path, {**given, "data": form_of(content["multipart/form-data"]["schema"], rng, spoil)}
         given["data"] = json.dumps(draw(content["application/json"]["schema"], rng, spoil)).encode()

@@ -274,7 +274,9 @@ def test_says_what_is_wrong_with_a_query(query: dict[str, str], said: str) -> No
 
 
 @pytest.mark.parametrize(
-    "route", [r for r in ROUTES if r.body is not None and not r.form], ids=lambda r: f"{r.method} {r.path}"
+    "route",
+    [r for r in ROUTES if r.body not in (None, bytes) and not r.form],
+    ids=lambda r: f"{r.method} {r.path}",
 )
 def test_no_odd_body_is_answered_in_python(route: Route) -> None:
     operation = DOCUMENT["paths"][route.path][route.method.lower()]

@@ -12,7 +12,7 @@ import pytest
 
 from hmi.config import Settings
 from hmi.core import JobRecord
-from hmi.errors import JobCancelled
+from hmi.errors import InvalidData, JobCancelled
 from hmi.jobs.plot import build_plot, count_part
 from hmi.jobs.runtime.context import JobContext, JobStopped
 from hmi.jobs.runtime.process import put_back
@@ -105,7 +105,9 @@ def is_clean(server: Manager, job: str) -> bool:
     """Whether nothing is left of the parts."""
     left = [] if not server.settings.bucket else Bucket(server.settings.bucket).names("jobs")
     assert not [name for name in left if "part" in name]
-    assert not (server.settings.data / "jobs" / job / "parts").exists()
+    jobs = server.settings.data / "jobs"
+    assert not (jobs / job / "parts").exists()
+    assert not [folder.name for folder in jobs.iterdir() if folder.name.startswith(f"{job}-")]
     return not parts_of(server, job)
 
 
@@ -173,6 +175,46 @@ def test_a_cancelled_build_leaves_no_parts(primary: Manager, others: list[Manage
     assert is_clean(primary, job.job)
     others[0].registry.catch_up()
     assert not parts_of(others[0], job.job), "the process that counts it finds no job, and ends"
+
+
+def test_a_build_that_fails_leaves_no_parts(
+    primary: Manager, others: list[Manager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = count_part.count_texts
+
+    def fail(tokenizer: Any, texts: Any, n: int, folder: Path, *more: Any) -> Any:
+        if [folder.parent.name] == names[2:3]:
+            raise InvalidData("a text is wrong")
+        return real(tokenizer, texts, n, folder, *more)
+
+    monkeypatch.setattr(count_part, "count_texts", fail)
+    job, names = primary.create_domain("tiny/failed", CORPUS, alpha=70), list[str]()
+    acts: list[Act] = [
+        lambda: count(others[0], job.job, 0),
+        lambda: begin(others[0], job.job, 1).close(),
+        lambda: names.extend(part.job for part in parts_of(primary, job.job)),
+    ]
+    with pytest.raises(InvalidData):
+        build(primary, job, acts)
+    end(primary, job.job, "failed")
+    assert is_clean(primary, job.job)
+
+
+def test_parts_are_cut_only_if_another_server_takes_jobs(primary: Manager, others: list[Manager]) -> None:
+    def is_cut(name: str) -> bool:
+        job = primary.create_domain(f"tiny/{name}", CORPUS, alpha=70)
+        cut: list[object] = []
+        assert build(primary, job, [lambda: cut.extend(parts_of(primary, job.job))])
+        end(primary, job.job, "succeeded")
+        return bool(cut)
+
+    for other in others:  # as primaries they would run jobs
+        other.registry.enter(f"http://{other.registry.node()}", job_workers=4, replica_jobs=0)
+    primary.registry.catch_up()
+    assert not is_cut("idle")
+    others[1].registry.enter("http://c", job_workers=0, replica_jobs=1)
+    primary.registry.catch_up()
+    assert is_cut("helped")
 
 
 def test_jobs_of_one_server_count_in_parts(tiny_source: Path, tmp_path: Path, here: list[str]) -> None:
