@@ -14,7 +14,7 @@ from hmi.errors import HmiError, Unavailable
 from hmi.stores.records.job_table import get_job, put_job
 from hmi.stores.records.nodes import NODE, is_primary, not_primary
 from hmi.stores.records.sealed import RegistryTxn
-from hmi.stores.records.table import JOB, RecordTable
+from hmi.stores.records.table import JOB, RecordTable, parsed
 
 Fence = Callable[[RegistryTxn], HmiError | None]
 """Looks at a transaction before its body, and returns the error that a change is refused with, if it is."""
@@ -73,5 +73,5 @@ def _has(txn: RegistryTxn, job: str) -> bool:
     body, node = txn.get(JOB + job), txn.get(NODE)
     if body is None or node is None:
         return False
-    record = JobRecord.model_validate_json(body)
+    record = parsed(JOB + job, body, JobRecord)
     return record.node == node.decode() and record.state not in ENDED

@@ -5,9 +5,12 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from pydantic import ConfigDict
+
 from hmi.errors import Unavailable
 from hmi.record import Record
 from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import parsed
 
 NODE: Final = "node"
 """The key of the record with the random id of this data folder. Other nodes do not get it."""
@@ -17,7 +20,17 @@ SECRET: Final = "serverkey"
 """The key of the record with what servers show each other: a random text. The first primary makes it."""
 
 
-class Primary(Record):
+class NodeRecord(Record):
+    """What all nodes must be able to read, at every call, while some of them have another release already.
+
+    So fields that a newer release has added are ignored. What must not be ignored gets a key of its own, or
+    raises the journal's format.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Primary(NodeRecord):
     """The node that changes the registry. The others only read."""
 
     node: str
@@ -25,7 +38,7 @@ class Primary(Record):
     """The address under which the others reach it."""
 
 
-class Server(Record):
+class Server(NodeRecord):
     """A node whose server answers calls to infer that other servers pass on."""
 
     node: str
@@ -41,7 +54,7 @@ def new_node(txn: RegistryTxn) -> None:
 def primary_in(txn: RegistryTxn) -> Primary | None:
     """The primary; None if no node has become it yet. Then all nodes may change the registry."""
     found = txn.get(PRIMARY)
-    return None if found is None else Primary.model_validate_json(found)
+    return None if found is None else parsed(PRIMARY, found, Primary)
 
 
 def is_primary(txn: RegistryTxn) -> bool:
@@ -79,7 +92,7 @@ def lead(txn: RegistryTxn, url: str) -> bool:
 
 def servers_in(txn: RegistryTxn) -> list[Server]:
     """The servers that answer calls to infer, by the ids of their nodes."""
-    return [Server.model_validate_json(body) for _, body in txn.items(SERVER)]
+    return [parsed(SERVER + node, body, Server) for node, body in txn.items(SERVER)]
 
 
 def enter(txn: RegistryTxn, url: str) -> None:
