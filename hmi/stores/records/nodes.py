@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from typing import Final
+from typing import Final, get_args
 
 from pydantic import ConfigDict
 
+from hmi.core import JobKind
 from hmi.errors import Unavailable
 from hmi.record import Record
 from hmi.stores.records.sealed import RegistryTxn
@@ -16,6 +17,8 @@ NODE: Final = "node"
 """The key of the record with the random id of this data folder. Other nodes do not get it."""
 PRIMARY: Final = "primary"
 SERVER: Final = "server/"  # + the id of a node whose server answers calls to infer
+KINDS: Final = "jobkinds"
+"""The key of the record with the kinds of jobs that the primary's release knows."""
 SECRET: Final = "serverkey"
 """The key of the record with what servers show each other: a random text. The first primary makes it."""
 
@@ -36,6 +39,13 @@ class Primary(NodeRecord):
     node: str
     url: str
     """The address under which the others reach it."""
+
+
+class Kinds(NodeRecord):
+    """The kinds of jobs that a primary knows. Earlier releases lead without such a record."""
+
+    node: str
+    kinds: tuple[str, ...]
 
 
 class Server(NodeRecord):
@@ -83,11 +93,26 @@ def lead(txn: RegistryTxn, url: str) -> bool:
     node = txn.get(NODE)
     assert node is not None, "a registry that is shared has the id of its node"
     before, after = primary_in(txn), Primary(node=node.decode(), url=url)
+    kinds = Kinds(node=after.node, kinds=get_args(JobKind)).model_dump_json().encode()
     if before != after:
         txn.put(PRIMARY, after.model_dump_json().encode())
+    if txn.get(KINDS) != kinds:
+        txn.put(KINDS, kinds)
     if txn.get(SECRET) is None:
         txn.put(SECRET, secrets.token_urlsafe(32).encode())
     return before is None or before.node != after.node
+
+
+def primary_knows(txn: RegistryTxn, kind: JobKind) -> bool:
+    """Return whether the primary can read jobs of a kind. It may have an earlier release than this node, and
+    could then list no jobs."""
+    if is_primary(txn):
+        return True
+    primary, found = primary_in(txn), txn.get(KINDS)
+    known = None if found is None else parsed(KINDS, found, Kinds)
+    if primary is None or known is None:
+        return False
+    return known.node == primary.node and kind in known.kinds
 
 
 def servers_in(txn: RegistryTxn) -> list[Server]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hmi.core import JobRecord, ModelRecord, RootRecord
+from hmi.core import JobKind, JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import claims, job_table, model_table, nodes
 from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
@@ -57,6 +57,10 @@ class WholeRegistry:
         """Return whether this node may change the registry, beyond doubt. Raises Unavailable, Damaged."""
         self.catch_up()
         return self.is_primary()
+
+    def primary_knows(self, kind: JobKind) -> bool:
+        """Return whether jobs of a kind may be queued. The primary may have an earlier release, without it."""
+        return self._database.read(lambda txn: nodes.primary_knows(txn, kind))
 
     def position(self) -> int:
         """How far this node has followed the others: grows with each change that it makes or takes over."""

@@ -204,6 +204,13 @@ def test_records_of_a_newer_release(servers: list[Registry]) -> None:
             read()
     third.enter("http://c")
     assert third.lead("http://c"), "it leads, whatever the newer one's entry said"
+    older.catch_up()
+    assert older.primary_knows("count_part")
+    earlier = json.dumps({"node": newer.node(), "url": "http://a"}).encode()
+    newer._database.write(lambda txn: txn.put(PRIMARY, earlier))
+    older.catch_up()
+    assert not older.primary_knows("count_part"), "an earlier release leads without saying what it knows"
+    assert newer.primary_knows("count_part"), "the primary itself has this release"
     newer._database.write(lambda txn: txn.put(SERVER + newer.node(), b"{}"), claims.anyone)
     older.catch_up()
     with pytest.raises(Damaged, match=r"'server/.*' cannot be read"):
