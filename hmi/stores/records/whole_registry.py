@@ -59,7 +59,7 @@ class WholeRegistry:
         return self.is_primary()
 
     def primary_knows(self, kind: JobKind) -> bool:
-        """Return whether jobs of a kind may be queued. The primary may have an earlier release, without it."""
+        """Return whether jobs of a kind may be queued. The primary may have an earlier release."""
         return self._database.read(lambda txn: nodes.primary_knows(txn, kind))
 
     def position(self) -> int:
