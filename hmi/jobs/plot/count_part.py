@@ -95,8 +95,6 @@ def count_for_build(
 def _part_bytes(ctx: JobContext, corpus: Path) -> int | None:
     """The size of parts, all about the same; None: the corpus is small, or no other job can help."""
     settings, size = ctx.settings, corpus.stat().st_size
-    if not ctx.registry.primary_knows("count_part"):
-        return None
     here = settings.job_workers if ctx.registry.is_primary() else settings.replica_jobs
     if size <= settings.count_part_bytes or max(here, len(ctx.registry.servers())) < 2:
         return None

@@ -103,16 +103,14 @@ def lead(txn: RegistryTxn, url: str) -> bool:
     return before is None or before.node != after.node
 
 
-def primary_knows(txn: RegistryTxn, kind: JobKind) -> bool:
-    """Return whether the primary can read jobs of a kind. It may have an earlier release than this node, and
-    could then list no jobs."""
-    if is_primary(txn):
-        return True
+def primary_kinds(txn: RegistryTxn) -> frozenset[str]:
+    """The kinds of jobs that the primary knows and shares with replicas; none if it has an earlier release,
+    which might not be able to read the record of a job at a replica."""
     primary, found = primary_in(txn), txn.get(KINDS)
     known = None if found is None else parsed(KINDS, found, Kinds)
-    if primary is None or known is None:
-        return False
-    return known.node == primary.node and kind in known.kinds
+    if primary is None or known is None or known.node != primary.node:
+        return frozenset()
+    return frozenset(known.kinds)
 
 
 def servers_in(txn: RegistryTxn) -> list[Server]:

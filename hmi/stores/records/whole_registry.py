@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hmi.core import JobKind, JobRecord, ModelRecord, RootRecord
+from hmi.core import JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import claims, job_table, model_table, nodes
 from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
@@ -58,9 +58,10 @@ class WholeRegistry:
         self.catch_up()
         return self.is_primary()
 
-    def primary_knows(self, kind: JobKind) -> bool:
-        """Return whether jobs of a kind may be queued. The primary may have an earlier release."""
-        return self._database.read(lambda txn: nodes.primary_knows(txn, kind))
+    def primary_kinds(self) -> frozenset[str]:
+        """The kinds of jobs that the primary knows and shares with replicas; none if it has an earlier
+        release."""
+        return self._database.read(nodes.primary_kinds)
 
     def position(self) -> int:
         """How far this node has followed the others: grows with each change that it makes or takes over."""
