@@ -351,7 +351,7 @@ class JobRunner:
         node, leads = self._registry.node(), self._registry.is_primary()
         kinds = self._registry.primary_kinds()
         if not leads and (self.pacer.answering or not kinds):
-            return  # another server is less busy, or this one is so later; or the primary might not read the job
+            return  # this or another server is less busy later; or the primary has an earlier release
         live = self._registry.live_jobs(tolerant=True, behind=False)
         queued = [r for r in live if r.state == "queued" and may_take(r, node, leads, kinds)]
         elsewhere = Counter(r.tenant for r in live if r.state == "running" and r.node not in (None, node))
