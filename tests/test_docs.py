@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import bench
+from hmi.backup import manifest
 from hmi.backup.contents import PARTS, How
+from hmi.model.sources import root
+from hmi.stores import layout
+from hmi.stores.journal import format as journal
+from hmi.stores.records import sealed
+from plot_store.care import archive_format
+from plot_store.catalogue import catalogue
+from plot_store.ground.nouns import FORMATS
+from plot_store.remote import format as remote
 
 REPO = Path(__file__).resolve().parents[1]
 PAGES = sorted([REPO / "README.md", REPO / "bench" / "README.md", *(REPO / "docs").rglob("*.md")])
@@ -211,6 +220,22 @@ def test_the_listing_of_the_data_folder_has_every_part() -> None:
     left_out = [PARTS[name] is How.LEFT_OUT for names in parts[-3:] for name in names]
     assert all(left_out)  # the sentence above the listing says so
     assert len(left_out) == list(PARTS.values()).count(How.LEFT_OUT)
+
+
+def test_the_page_about_upgrades_names_the_formats() -> None:
+    page = (REPO / "docs/operations/upgrade.md").read_text()
+    rows = re.findall(r"^\| ([a-zPL].+?) \| (\d.*?) \|", page, re.MULTILINE)
+    assert {part.partition(" (")[0]: {int(n) for n in re.findall(r"\d+", told)} for part, told in rows} == {
+        "data folder": {layout.FORMAT},
+        "registry": {int(sealed.FORMAT)},
+        "PLOT store": {catalogue.FORMAT, catalogue.ERASED_FORMAT},
+        "rows of PLOTs": set(FORMATS.values()),
+        "exports of PLOTs": {*FORMATS.values(), archive_format.ERASED_FORMAT},
+        "PLOTs in a bucket or remote": {remote.FORMAT},
+        "journal of servers with one bucket": {journal.FORMAT},
+        "root": {3, 4, root.FORMAT},
+        "backup": {manifest.FORMAT},
+    }
 
 
 def test_a_name_that_is_gone_would_be_found() -> None:

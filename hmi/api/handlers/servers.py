@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
+
+from pydantic import ValidationError
 
 import hmi
 from hmi.api.http.call import Reply, RouteCall
@@ -34,7 +37,7 @@ async def list_servers(call: RouteCall) -> Reply:
         if id == servers.me:
             return ListedServer(id=id, url=url, view=_view(services))
         found = await servers.ask_for_view(url, request)
-        return ListedServer(id=id, url=url, view=None if found is None else ServerView.model_validate(found))
+        return ListedServer(id=id, url=url, view=read_view(found))
 
     primary = services.manager.registry.primary()
     views = await asyncio.gather(*(listed(id, url) for id, url in sorted(known.items())))
@@ -70,6 +73,17 @@ def _checked(call: RouteCall) -> Servers:
     assert call.request is not None
     servers.check_key(call.request)
     return servers
+
+
+def read_view(view: Any) -> ServerView | None:
+    """Another server's view of itself; None if it gave none, or has a release whose view lacks something.
+
+    What a newer release has added is left out.
+    """
+    try:
+        return None if view is None else ServerView.model_validate(view, extra="ignore")
+    except ValidationError:
+        return None
 
 
 def _view(services: Services) -> ServerView:

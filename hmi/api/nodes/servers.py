@@ -23,6 +23,7 @@ from hmi.core import ModelId
 from hmi.errors import Forbidden, HmiError, Unavailable
 from hmi.manager.following import LOOK_S
 from hmi.stores.failures import log_failure
+from hmi.stores.records.nodes import Places
 from hmi.stores.records.registry import Registry
 
 if TYPE_CHECKING:
@@ -333,12 +334,8 @@ class Servers:
     async def _enter(self) -> None:
         try:
             settings = self._inference.settings
-            await asyncio.to_thread(
-                self._registry.enter,
-                self.url,
-                job_workers=settings.job_workers,
-                replica_jobs=settings.replica_jobs,
-            )
+            places = Places(primary=settings.job_workers, replica=settings.replica_jobs)
+            await asyncio.to_thread(self._registry.enter, self.url, places)
             self._entered = True
         except HmiError as error:
             log_failure(log, "this server could not be listed; it tries again", error)

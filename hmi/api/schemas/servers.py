@@ -34,7 +34,10 @@ class ServerView(Answer):
 class ListedServer(Answer):
     id: str
     url: str
-    view: ServerView | None = Field(description="Null if the server did not answer, or refused the caller.")
+    view: ServerView | None = Field(
+        description="Null if the server did not answer, refused the caller, or has another release, whose "
+        "view this one cannot read."
+    )
 
 
 class ServerList(Answer):

@@ -349,10 +349,11 @@ class JobRunner:
         with self._lock:
             self._not_before = {job: when for job, when in self._not_before.items() if when > at}
         node, leads = self._registry.node(), self._registry.is_primary()
-        if not leads and self.pacer.answering:
-            return  # another server is less busy, or this one is so later
+        kinds = self._registry.primary_kinds()
+        if not leads and (self.pacer.answering or not kinds):
+            return  # this or another server is less busy later; or the primary has an earlier release
         live = self._registry.live_jobs(tolerant=True, behind=False)
-        queued = [r for r in live if r.state == "queued" and may_take(r, node, leads)]
+        queued = [r for r in live if r.state == "queued" and may_take(r, node, leads, kinds)]
         elsewhere = Counter(r.tenant for r in live if r.state == "running" and r.node not in (None, node))
         waiting = queued[:]
         while waiting:

@@ -17,7 +17,7 @@ from hmi.core import ModelRecord
 from hmi.errors import HmiError, NotFound, StorageFull, Unavailable
 from hmi.stores.bucket import Bucket
 from hmi.stores.plot.plots import plot_errors
-from hmi.stores.records.table import MODEL
+from hmi.stores.records.table import MODEL, parsed
 from plot_store import Fetching, Remote, Store
 
 log = logging.getLogger("hmi.stores")
@@ -146,7 +146,7 @@ def plots_in_use(place: str) -> set[str]:
         state = Bucket(bucket).journal.state()
     except NotFound:  # it is a remote of its own
         return set()
-    models = (ModelRecord.model_validate_json(body) for key, body in state.items() if key.startswith(MODEL))
+    models = (parsed(key, body, ModelRecord) for key, body in state.items() if key.startswith(MODEL))
     return {version.plot_version for model in models for version in model.versions}
 
 

@@ -7,14 +7,14 @@ process whose job was given to another server, however late it wakes, changes no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hmi.core import ELSEWHERE, ENDED, JobRecord
 from hmi.errors import HmiError, Unavailable
 from hmi.stores.records.job_table import get_job, put_job
-from hmi.stores.records.nodes import NODE, is_primary, not_primary
+from hmi.stores.records.nodes import NODE, is_primary, not_primary, primary_kinds
 from hmi.stores.records.sealed import RegistryTxn
-from hmi.stores.records.table import JOB, RecordTable
+from hmi.stores.records.table import JOB, RecordTable, parsed
 
 Fence = Callable[[RegistryTxn], HmiError | None]
 """Looks at a transaction before its body, and returns the error that a change is refused with, if it is."""
@@ -52,17 +52,19 @@ def lost(job: str) -> LostClaim:
     return LostClaim(f"job {job} is another server's by now, or was deleted: this server changes nothing")
 
 
-def may_take(record: JobRecord, node: str, leads: bool) -> bool:
-    """Return whether the server of this id may start a queued job. node: "" if no servers share it."""
+def may_take(record: JobRecord, node: str, leads: bool, kinds: Collection[str]) -> bool:
+    """Return whether the server of this id may start a queued job. node: "" if no servers share it. kinds:
+    those that the primary shares with replicas."""
     if not node or record.node == node:
         return True
-    return record.node is None and (leads or (record.kind in ELSEWHERE and not record.for_primary))
+    elsewhere = record.kind in ELSEWHERE and record.kind in kinds and not record.for_primary
+    return record.node is None and (leads or elsewhere)
 
 
 def take(table: RecordTable, txn: RegistryTxn, job: str, node: str) -> bool:
     """Let the server of this id have a queued job, if it may. Returns whether it has it. Raises NotFound."""
     record = get_job(table, txn, job)
-    if record.state != "queued" or not may_take(record, node, is_primary(txn)):
+    if record.state != "queued" or not may_take(record, node, is_primary(txn), primary_kinds(txn)):
         return False
     if record.node != node:
         put_job(table, txn, record.model_copy(update={"node": node}))
@@ -73,5 +75,5 @@ def _has(txn: RegistryTxn, job: str) -> bool:
     body, node = txn.get(JOB + job), txn.get(NODE)
     if body is None or node is None:
         return False
-    record = JobRecord.model_validate_json(body)
+    record = parsed(JOB + job, body, JobRecord)
     return record.node == node.decode() and record.state not in ENDED

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
+from pydantic import ConfigDict
+
+from hmi.core import JobKind
 from hmi.errors import Unavailable
 from hmi.record import Record
 from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import parsed
 
 NODE: Final = "node"
 """The key of the record with the random id of this data folder. Other nodes do not get it."""
 PRIMARY: Final = "primary"
 SERVER: Final = "server/"  # + the id of a node whose server answers calls to infer
+PLACES: Final = "jobplaces/"  # + the id of such a node
+KINDS: Final = "jobkinds"
+"""The key of the record with the kinds of jobs that the primary's release knows."""
 SECRET: Final = "serverkey"
 """The key of the record with what servers show each other: a random text. The first primary makes it."""
 
 
-class Primary(Record):
+class NodeRecord(Record):
+    """What all nodes must be able to read, at every call, while some of them have another release already.
+
+    So fields that a newer release has added are ignored. What must not be ignored gets a key of its own, or
+    raises the journal's format.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Primary(NodeRecord):
     """The node that changes the registry. The others only read."""
 
     node: str
@@ -26,15 +42,26 @@ class Primary(Record):
     """The address under which the others reach it."""
 
 
-class Server(Record):
+class Kinds(NodeRecord):
+    """The kinds of jobs that a primary knows. Earlier releases lead without such a record."""
+
+    node: str
+    kinds: tuple[str, ...]
+
+
+class Server(NodeRecord):
     """A node whose server answers calls to infer that other servers pass on."""
 
     node: str
     url: str
-    job_workers: int = 1
-    """The number of jobs that it runs at once while it is the primary."""
-    replica_jobs: int = 1
-    """The number of jobs that it runs at once while it is a replica."""
+
+
+class Places(NodeRecord):
+    """How many jobs a node runs at once. An entry of an earlier release has no such record."""
+
+    primary: int = 1
+    """While it is the primary."""
+    replica: int = 1
 
 
 def new_node(txn: RegistryTxn) -> None:
@@ -46,7 +73,7 @@ def new_node(txn: RegistryTxn) -> None:
 def primary_in(txn: RegistryTxn) -> Primary | None:
     """The primary; None if no node has become it yet. Then all nodes may change the registry."""
     found = txn.get(PRIMARY)
-    return None if found is None else Primary.model_validate_json(found)
+    return None if found is None else parsed(PRIMARY, found, Primary)
 
 
 def is_primary(txn: RegistryTxn) -> bool:
@@ -75,35 +102,57 @@ def lead(txn: RegistryTxn, url: str) -> bool:
     node = txn.get(NODE)
     assert node is not None, "a registry that is shared has the id of its node"
     before, after = primary_in(txn), Primary(node=node.decode(), url=url)
+    kinds = Kinds(node=after.node, kinds=get_args(JobKind)).model_dump_json().encode()
     if before != after:
         txn.put(PRIMARY, after.model_dump_json().encode())
+    if txn.get(KINDS) != kinds:
+        txn.put(KINDS, kinds)
     if txn.get(SECRET) is None:
         txn.put(SECRET, secrets.token_urlsafe(32).encode())
     return before is None or before.node != after.node
 
 
+def primary_kinds(txn: RegistryTxn) -> frozenset[str]:
+    """The kinds of jobs that the primary knows and shares with replicas; none if it has an earlier release,
+    which might not be able to read the record of a job at a replica."""
+    primary, found = primary_in(txn), txn.get(KINDS)
+    known = None if found is None else parsed(KINDS, found, Kinds)
+    if primary is None or known is None or known.node != primary.node:
+        return frozenset()
+    return frozenset(known.kinds)
+
+
 def servers_in(txn: RegistryTxn) -> list[Server]:
     """The servers that answer calls to infer, by the ids of their nodes."""
-    return [Server.model_validate_json(body) for _, body in txn.items(SERVER)]
+    return [parsed(SERVER + node, body, Server) for node, body in txn.items(SERVER)]
 
 
 def job_places(txn: RegistryTxn) -> int:
-    """The number of jobs that the listed servers run at once, all together."""
-    primary = primary_in(txn)
-    leads = "" if primary is None else primary.node
-    return sum(one.job_workers if one.node == leads else one.replica_jobs for one in servers_in(txn))
+    """The number of jobs that the listed servers run at once, all together; 0 if none is listed."""
+    primary, places = primary_in(txn), 0
+    for server in servers_in(txn):
+        found = txn.get(PLACES + server.node)
+        here = Places() if found is None else parsed(PLACES + server.node, found, Places)
+        places += here.primary if primary and server.node == primary.node else here.replica
+    return places
 
 
-def enter(txn: RegistryTxn, url: str, jobs: Mapping[str, int]) -> None:
+def enter(txn: RegistryTxn, url: str, places: Places) -> None:
     """Let this node answer calls that other servers pass on, under this address. Another node that had the
-    address has it no more: its server would seem to live, since this one answers there. jobs: the `Server`'s
-    numbers of jobs, by field."""
+    address has it no more: its server would seem to live, since this one answers there."""
     node = txn.get(NODE)
     assert node is not None, "a registry that is shared has the id of its node"
-    entered = Server(node=node.decode(), url=url, **jobs)
+    entered = Server(node=node.decode(), url=url)
     for other in servers_in(txn):
-        if other.url == url and other.node != entered.node:
-            txn.delete(SERVER + other.node)
-    record = entered.model_dump_json().encode()
-    if txn.get(SERVER + entered.node) != record:
-        txn.put(SERVER + entered.node, record)
+        if other.url == url and other != entered:
+            leave(txn, other.node)
+    for key, record in ((SERVER, entered), (PLACES, places)):
+        body = record.model_dump_json().encode()
+        if txn.get(key + entered.node) != body:
+            txn.put(key + entered.node, body)
+
+
+def leave(txn: RegistryTxn, node: str) -> None:
+    """Let a node answer no calls of others."""
+    for key in (SERVER, PLACES):
+        txn.delete(key + node)

@@ -97,14 +97,15 @@ class RecordTable:
             return cast(R, cached[1])
         cached = self._old.get(key)
         if cached is None or cached[0] != raw:
-            cached = raw, _parsed(key, raw, kind)
+            cached = raw, parsed(key, raw, kind)
         if len(new) >= CACHED:
             self._old, self._new = new, (new := {})
         new[key] = cached
         return cast(R, cached[1])
 
 
-def _parsed(key: str, raw: bytes, kind: type[R]) -> R:
+def parsed(key: str, raw: bytes | str, kind: type[R]) -> R:
+    """Return the record that a body holds. Raises Damaged, also for one of a newer release."""
     try:
         record = kind.model_validate_json(raw)
         _share_names(record)

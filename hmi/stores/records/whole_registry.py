@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hmi.core import JobRecord, ModelRecord, RootRecord
 from hmi.stores.records import claims, job_table, model_table, nodes
-from hmi.stores.records.nodes import SECRET, SERVER, Primary, Server
+from hmi.stores.records.nodes import SECRET, Primary, Server
 from hmi.stores.records.registry_database import RegistryDatabase
 from hmi.stores.records.sealed import RegistryTxn
 from hmi.stores.records.table import MODEL, ROOT, RecordTable
@@ -58,6 +58,11 @@ class WholeRegistry:
         self.catch_up()
         return self.is_primary()
 
+    def primary_kinds(self) -> frozenset[str]:
+        """The kinds of jobs that the primary knows and shares with replicas; none if it has an earlier
+        release."""
+        return self._database.read(nodes.primary_kinds)
+
     def position(self) -> int:
         """How far this node has followed the others: grows with each change that it makes or takes over."""
         return self._database.position()
@@ -79,18 +84,18 @@ class WholeRegistry:
         """The number of jobs that the listed servers run at once, all together; 0 if none is listed."""
         return self._database.read(nodes.job_places)
 
-    def enter(self, url: str, **jobs: int) -> None:
+    def enter(self, url: str, places: nodes.Places | None = None) -> None:
         """Answer calls to infer that other servers pass on, under this address. A node that had the address
-        leaves. jobs: the numbers of jobs that this node runs at once, by the fields of `nodes.Server`.
+        leaves. places: for jobs; None: one.
 
         Raises Unavailable.
         """
-        self._database.write(lambda txn: nodes.enter(txn, url, jobs), claims.anyone)
+        self._database.write(lambda txn: nodes.enter(txn, url, places or nodes.Places()), claims.anyone)
 
     def leave(self, node: str) -> None:
         """Let a node get no more calls of others: this one, or at the primary any. Raises Unavailable."""
         fence = claims.anyone if node == self.node() else None
-        self._database.write(lambda txn: txn.delete(SERVER + node), fence)
+        self._database.write(lambda txn: nodes.leave(txn, node), fence)
 
     def leave_journal(self) -> None:
         """Make a copy of a shared registry one of its own."""

@@ -19,6 +19,7 @@ from hmi.jobs.runtime.process import put_back
 from hmi.manager import Manager
 from hmi.stores.bucket import Bucket
 from hmi.stores.records.job_table import asked_to_stop
+from hmi.stores.records.nodes import Places
 from tests.hmi.jobs.test_build_elsewhere import CORPUS, primary, same, taken
 from tests.hmi.labs.build_lab import attempt, tiny_manager
 
@@ -209,10 +210,10 @@ def test_parts_are_cut_only_if_another_server_takes_jobs(primary: Manager, other
         return bool(cut)
 
     for other in others:  # as primaries they would run jobs
-        other.registry.enter(f"http://{other.registry.node()}", job_workers=4, replica_jobs=0)
+        other.registry.enter(f"http://{other.registry.node()}", Places(primary=4, replica=0))
     primary.registry.catch_up()
     assert not is_cut("idle")
-    others[1].registry.enter("http://c", job_workers=0, replica_jobs=1)
+    others[1].registry.enter("http://c", Places(primary=0, replica=1))
     primary.registry.catch_up()
     assert is_cut("helped")
 

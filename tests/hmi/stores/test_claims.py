@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from hmi.core import ModelId
-from hmi.errors import JobCancelled, Unavailable
+from hmi.errors import Damaged, JobCancelled, Unavailable
 from hmi.jobs.runtime.process import put_back
 from hmi.stores.journal.journal import Journal
 from hmi.stores.records import claims, model_table
 from hmi.stores.records.claims import LostClaim
+from hmi.stores.records.nodes import KINDS, PRIMARY, SERVER
 from hmi.stores.records.registry import Registry
+from hmi.stores.records.sealed import RegistryTxn
+from hmi.stores.records.table import JOB, LIVE
 from tests.hmi.labs.registry_lab import add_tenant, job
 from tests.hmi.labs.runner_bodies import version_by
 
@@ -74,6 +78,31 @@ def test_a_replica_takes_only_what_it_may(servers: list[Registry]) -> None:
         add_tenant(replica, "globex")
     with pytest.raises(Unavailable, match="primary"):
         replica.update_job("j1", lambda record: record.model_copy(update={"attempts": 7}))
+
+
+def test_a_replica_takes_nothing_from_a_primary_of_an_earlier_release(servers: list[Registry]) -> None:
+    """Such a primary might not be able to read what the replica writes."""
+    earlier, replica, _ = servers
+    earlier.put_job(job("j1"))
+
+    def write(txn: RegistryTxn, kinds: tuple[str, ...] | None) -> None:
+        if kinds is None:
+            txn.delete(KINDS)
+        else:
+            txn.put(KINDS, json.dumps({"node": earlier.node(), "kinds": kinds, "more": 1}).encode())
+
+    for kinds in (None, (), ("erase",)):
+        earlier._database.write(lambda txn, kinds=kinds: write(txn, kinds))  # type: ignore[misc]
+        replica.catch_up()
+        assert replica.primary_kinds() == {*(kinds or ())}
+        assert not replica.take_job("j1")
+    earlier.lead("http://a")  # as this release
+    assert replica.take_job("j1")
+    replica.lead("http://b")
+    entry = json.dumps({"node": earlier.node(), "url": "http://a"}).encode()
+    earlier._database.write(lambda txn: txn.put(PRIMARY, entry))  # as an earlier release takes over
+    replica.catch_up()
+    assert replica.primary_kinds() == set(), "they are those of another server"
 
 
 def publish(server: Registry, name: str) -> None:
@@ -166,3 +195,41 @@ def test_a_registry_of_its_own_knows_no_servers(tmp_path: Path) -> None:
     registry.put_job(job("j2", state="running", node="0123", attempts=1))
     assert put_back(registry, "j2").state == "queued"
     registry.close()
+
+
+def test_records_of_a_newer_release(servers: list[Registry]) -> None:
+    """During an upgrade one server may have a newer release. Others read what they know of its entries, and
+    refuse its jobs by name."""
+    newer, older, third = servers
+    older.enter("http://b")
+
+    def write(txn: RegistryTxn) -> None:
+        entry = {"node": newer.node(), "url": "http://a", "zone": "z1"}
+        txn.put(SERVER + newer.node(), json.dumps(entry).encode())
+        txn.put(PRIMARY, json.dumps(entry).encode())
+        txn.put("zone/z1", b"a key of a newer release")
+        for name, more in {"j1": {"kind": "dream"}, "j2": {"node": older.node(), "zone": "z1"}}.items():
+            raw = json.loads(job(name, state="running").model_dump_json())
+            txn.put(JOB + name, json.dumps({**raw, **more}).encode())
+            txn.put(LIVE + name, b"")
+
+    newer._database.write(write)
+    older.catch_up()
+    assert {one.node: one.url for one in older.servers()} == {
+        newer.node(): "http://a",
+        older.node(): "http://b",
+    }
+    primary = older.primary()
+    assert primary is not None
+    assert (primary.node, primary.url) == (newer.node(), "http://a")
+    assert older._database.read(lambda txn: txn.get("zone/z1")) == b"a key of a newer release"
+    assert older.live_jobs(tolerant=True) == []
+    for read in (lambda: older.job("j1"), lambda: older.take_job("j1"), lambda: older.has_claim("j2")):
+        with pytest.raises(Damaged, match="written by a newer release, or is damaged; upgrade"):
+            read()
+    third.enter("http://c")
+    assert third.lead("http://c"), "it leads, whatever the newer one's entry said"
+    newer._database.write(lambda txn: txn.put(SERVER + newer.node(), b"{}"), claims.anyone)
+    older.catch_up()
+    with pytest.raises(Damaged, match=r"'server/.*' cannot be read"):
+        older.servers()
