@@ -23,7 +23,18 @@ from hmi.training.second import choosing, second_version, teachers
 from hmi.training.second.choosing import SURE
 from tests.hmi.labs.api_world import rows
 from tests.hmi.labs.build_lab import attempt, tiny_manager
-from tests.hmi.labs.improve_lab import DEV, ROWS, answers_kept, ended, folder, lend, made, model, queued, taught
+from tests.hmi.labs.improve_lab import (
+    DEV,
+    ROWS,
+    answers_kept,
+    ended,
+    folder,
+    lend,
+    made,
+    model,
+    queued,
+    taught,
+)
 from tests.tiny import random_texts, write_tiny_mpnet
 
 __all__ = ["taught"]  # a fixture
