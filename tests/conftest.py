@@ -82,6 +82,14 @@ def folder(
 
 
 @pytest.fixture(scope="session")
+def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with models that write, acme.one, acme.two and beta.one. To be copied, or only read."""
+    from tests.hmi.labs.writing_lab import write_models  # see `folder`
+
+    return write_models(tmp_path_factory.mktemp("writing"))
+
+
+@pytest.fixture(scope="session")
 def bucket() -> Iterator[str]:
     """The address of a server of S3's protocol with a bucket "plots"."""
     pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 'hmi-plot-store[remote]')")

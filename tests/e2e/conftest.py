@@ -4,6 +4,7 @@ branch, models of several tasks."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,11 +137,14 @@ def protocol_server(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="session")
-def writing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProtocolServer]:
-    """See `protocol_lab.writing_server_in`."""
-    from tests.e2e.protocols.protocol_lab import writing_server_in  # which imports this file
+def writing_server(
+    written_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProtocolServer]:
+    """See `protocol_lab.writing_server_on`."""
+    from tests.e2e.protocols.protocol_lab import writing_server_on  # which imports this file
 
-    with writing_server_in(tmp_path_factory.mktemp("writing")) as server:
+    data = shutil.copytree(written_folder, tmp_path_factory.mktemp("writing") / "data")
+    with writing_server_on(Path(data)) as server:
         yield server
 
 

@@ -14,7 +14,6 @@ from hmi.model.text.tokenizer import Tokenizer
 from hmi.stores.records.registry import Registry
 from tests.hmi.labs.registry_lab import add_tenant
 from tests.hmi.labs.runner_lab import Lab
-from tests.hmi.labs.writing_lab import write_models
 from tests.tiny import write_tiny_mpnet
 
 
@@ -43,12 +42,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     for runner in opened.runners:
         runner.stop()
     opened.registry.close()
-
-
-@pytest.fixture(scope="session")
-def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with models that write, acme.one, acme.two and beta.one. To be copied, or only read."""
-    return write_models(tmp_path_factory.mktemp("writing"))
 
 
 @pytest.fixture

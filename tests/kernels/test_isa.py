@@ -106,15 +106,21 @@ def run(folder: Path, layers: str, **environ: str) -> tuple[str, np.ndarray]:
     return child.stdout.strip(), np.load(out)
 
 
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for a cache of each processor: decoders load what encoders have compiled."""
+    return tmp_path_factory.mktemp("caches")
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for x86 and runs it")
 @pytest.mark.parametrize(("name", "layers"), CASES)
 def test_an_older_processor_compiles_the_kernels_and_gets_the_same_answers(
-    name: str, layers: str, tmp_path: Path
+    name: str, layers: str, caches: Path, tmp_path: Path
 ) -> None:
     features, wanted = OLDER[name]
     if not all(isa.has(feature.strip("+")) for feature in features.split(",")):
         pytest.skip(f"this processor cannot run code of {name}")
-    cache = str(tmp_path / "cache")
+    cache = str(caches / name)
     told, got = run(tmp_path, layers, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=cache)
     assert told == wanted
     _, here = run(tmp_path, layers)

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from hmi.cli.framework.client import HttpClient
 from hmi.errors import HmiError
 from plot_store import Store
 from tests.e2e.conftest import mood_rows
+from tests.forks import Forked, run_hmi
 from tests.tiny import random_texts
 
 ENDED = ("succeeded", "failed", "cancelled")
@@ -44,7 +44,7 @@ class Lab:
     work: Path
     port: int
     arguments: tuple[str, ...] = ()
-    server: subprocess.Popen[bytes] | None = None
+    server: Forked | subprocess.Popen[bytes] | None = None
     trusted: Path | None = None
     """The authority of the server's certificate, if it speaks HTTPS."""
     shown: Path | None = None
@@ -58,14 +58,8 @@ class Lab:
         return HttpClient(f"{scheme}://127.0.0.1:{self.port}", None, self.trusted, self.shown, timeout_s=20.0)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "hmi", "serve", "--data", str(self.data), "--port", str(self.port)]
-        with (self.work / "server.log").open("ab") as log:
-            self.server = subprocess.Popen(
-                [*command, "--job-workers", "2", *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        given = ["serve", "--data", str(self.data), "--port", str(self.port), "--job-workers", "2"]
+        self.server = run_hmi([*given, *self.arguments], self.work / "server.log")
         until = time.monotonic() + READY_S
         while True:
             assert self.server.poll() is None, (self.work / "server.log").read_text()[-2000:]
@@ -114,17 +108,10 @@ class Lab:
             assert self.ask(model) == self.answers.setdefault(model, self.ask(model)), model
 
 
-@pytest.fixture(scope="module")
-def lab(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    work = tmp_path_factory.mktemp("kill")
-    lab = Lab(work / "data", work, free_port())
+@pytest.fixture
+def lab(folder: Path, tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(folder, tmp_path, free_port())
     lab.start()
-    text = lab.file("text", "\n".join(random_texts(300, seed=1)).encode())
-    body = {"root": "tiny", "source": str(tiny_source), "options": {"steps": 4, "upper_steps": 2}}
-    job = lab.client.request("POST", "/manage/roots", body, files={"text": text})["job"]
-    assert lab.finish([job])[0]["state"] == "succeeded"
-    lab.client.request("POST", "/manage/tenants", {"tenant": "acme"})
-    assert lab.finish([fine_tune(lab, "acme.first", epochs=2)])[0]["state"] == "succeeded"
     lab.check_published()
     yield lab
     lab.kill()
@@ -152,11 +139,11 @@ def load(lab: Lab) -> Iterator[None]:
     def go() -> None:
         while not over.is_set():
             try:
-                got = lab.ask("acme.first")
+                got = lab.ask("acme.m")
             except (HmiError, OSError):
                 time.sleep(0.05)
                 continue
-            if got != lab.answers["acme.first"]:
+            if got != lab.answers["acme.m"]:
                 lab.wrong.append(str(got))
 
     threads = [threading.Thread(target=go) for _ in range(3)]
@@ -170,11 +157,12 @@ def load(lab: Lab) -> Iterator[None]:
             thread.join()
 
 
-def one_round(lab: Lab, number: int, rng: random.Random) -> None:
+def one_round(lab: Lab, number: int, rng: random.Random, longest_s: float = 8.0) -> None:
+    """Kill the server within `longest_s`, while two jobs run or soon after."""
     model, domain = f"acme.m{number}", f"tiny/d{number}"
     with load(lab):
         jobs = [build(lab, domain), fine_tune(lab, model, epochs=4)]
-        time.sleep(rng.uniform(0.1, 8.0))
+        time.sleep(rng.uniform(0.1, longest_s))
         lab.kill()
     assert none_is_left(lab.data), "a job outlived its server"
     with Store.open(lab.data / "plots", read_only=True) as store:
@@ -215,7 +203,7 @@ def job_processes(data: Path) -> list[str]:
 def test_two_kills(lab: Lab) -> None:
     rng = random.Random(0)
     for number in range(2):
-        one_round(lab, number, rng)
+        one_round(lab, number, rng, longest_s=3.0)
 
 
 @pytest.mark.slow

@@ -322,7 +322,7 @@ def test_readers_of_all_servers_only_move_forward(servers: list[Lab]) -> None:
         thread.join()
     for versions in seen:
         steps = [v for i, v in enumerate(versions) if i == 0 or versions[i - 1] != v]
-        assert steps in (wanted, [2, *wanted])
+        assert steps in (wanted, [2, *wanted], [1, 2, *wanted])
 
 
 def test_a_server_that_dies_costs_no_call_at_the_others(servers: list[Lab]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from hmi.config import Settings
 from hmi.manager import Manager
 from tests.e2e.outside.page_lab import FAULTS, KEYS, Place, Sight, browser, looking
 from tests.hmi.labs.server_lab import ready, serving
-from tests.hmi.labs.writing_lab import PROMPT, publish, write_folder
+from tests.hmi.labs.writing_lab import PROMPT
 
 __all__ = ["browser"]  # a fixture
 
@@ -23,15 +24,13 @@ ONE = "acme.one"
 
 
 @pytest.fixture(scope="module")
-def place(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(browser: Any, written_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A server with the model acme.one, which writes, and its keys."""
-    base = tmp_path_factory.mktemp("page")
-    write_folder(base / "data", base / "source")
-    manager = Manager(Settings(data=base / "data", job_workers=0))
-    publish(manager, ONE, 1)
+    data = Path(shutil.copytree(written_folder, tmp_path_factory.mktemp("page") / "data"))
+    manager = Manager(Settings(data=data, job_workers=0))
     keys = [manager.create_key(tenant, scopes)[1] for tenant, scopes in KEYS]
     manager.close()
-    with serving(base / "data", "--precision", "fp32") as (url, _):
+    with serving(data, "--precision", "fp32") as (url, _):
         ready(url)
         yield Place(url, *keys)
 

@@ -19,7 +19,6 @@ from hmi.manager import Manager
 from hmi.model.tenant.artefact import Artefact
 from tests.e2e.conftest import Home
 from tests.hmi.labs.server_lab import ready, serving
-from tests.hmi.labs.writing_lab import write_models
 from tests.tiny import DIM
 
 MOOD, PAIRS, TAGS, EMBED, OTHERS = "acme.mood", "acme.pairs", "acme.tags", "acme.embed", "globex.mood"
@@ -86,9 +85,8 @@ def protocol_server_on(home: Home, data: Path) -> Iterator[ProtocolServer]:
 
 
 @contextmanager
-def writing_server_in(base: Path) -> Iterator[ProtocolServer]:
-    """Run a server whose models write: acme.one, acme.two and beta.one."""
-    data = write_models(base)
+def writing_server_on(data: Path) -> Iterator[ProtocolServer]:
+    """Run a server on a copy of `written_folder`, and make keys."""
     manager = Manager(Settings(data=data, job_workers=0))
     try:
         keys = [

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,8 +21,8 @@ from hmi.cli.tenants.batch_state import Outcome, State
 from hmi.cli.tenants.onboarding import ModelEntry, Onboarding
 from hmi.cli.tenants.plans import read_onboarding
 from hmi.errors import InvalidInput
+from tests.forks import run_hmi
 from tests.hmi.labs.api_world import hmi, rows
-from tests.hmi.labs.server_lab import PYTHON, REPO
 from tests.waiting import wait_until
 
 OPTIONS = {"epochs": 1, "ramps": False, "max_length": 32, "module": {"kind": "lora", "rank": 2}}
@@ -55,7 +54,7 @@ def test_a_killed_run_continues_and_a_further_one_changes_nothing(
         "--report",
         str(report),
     ]
-    process = subprocess.Popen([*PYTHON, *command], cwd=REPO, stderr=subprocess.DEVNULL)
+    process = run_hmi(command, tmp_path / "log")
     wait_until(lambda: state.exists() and state.stat().st_size, 120)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,21 @@ from hmi.training.second import choosing, second_version, teachers
 from hmi.training.second.choosing import SURE
 from tests.hmi.labs.api_world import rows
 from tests.hmi.labs.build_lab import attempt, tiny_manager
-from tests.hmi.labs.improve_lab import DEV, ROWS, answers_kept, ended, folder, lend, made, model, queued
+from tests.hmi.labs.improve_lab import (
+    DEV,
+    ROWS,
+    answers_kept,
+    ended,
+    folder,
+    lend,
+    made,
+    model,
+    queued,
+    taught,
+)
 from tests.tiny import random_texts, write_tiny_mpnet
+
+__all__ = ["taught"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +45,6 @@ def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for opened in tiny_manager(tiny_source, tmp_path_factory.mktemp("improve") / "data"):
         opened.create_tenant("acme")
         yield opened
-
-
-@pytest.fixture(scope="module")
-def taught(manager: Manager, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher's answers for ROWS, made by a job that is then stopped at the next step, and resumed."""
-    made(manager, "acme.better")
-    job = queued(manager, "acme.better")
-    assert attempt(manager, job, improve.run, until=lambda: answers_kept(manager, job) is not None) is None
-    answers = answers_kept(manager, job)
-    assert answers is not None
-    return Path(shutil.copy(answers, tmp_path_factory.mktemp("taught") / answers.name))
 
 
 def follow_up(manager: Manager, name: str, taught: Path, **options: Any) -> JobRecord:

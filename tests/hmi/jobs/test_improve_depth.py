@@ -14,7 +14,9 @@ from hmi.jobs.root import import_root
 from hmi.manager import Manager
 from hmi.training.second import choosing
 from tests.hmi.labs.build_lab import attempt, tiny_manager
-from tests.hmi.labs.improve_lab import answers_kept, ended, made, model, queued
+from tests.hmi.labs.improve_lab import answers_kept, ended, lend, made, model, queued, taught
+
+__all__ = ["taught"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,13 @@ def manager(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def anything_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "SURE", 0)
     monkeypatch.setattr(choosing.VersionComparison, "gain", 0.0)
+
+
+def improve_as_taught(manager: Manager, name: str, taught: Path) -> None:
+    """Run the model's job `improve`, which finds a teacher's answers."""
+    job = queued(manager, name)
+    lend(manager, job, taught)
+    ended(manager, job)
 
 
 def names(manager: Manager, name: str) -> list[str]:
@@ -69,13 +78,13 @@ def test_all_layers_answer_where_held_out_rows_say_so(
 
 
 def test_all_layers_must_be_better_than_the_second_version(
-    manager: Manager, monkeypatch: pytest.MonkeyPatch
+    manager: Manager, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first comparison passes, the second does not, so half the layers answer."""
     made(manager, "acme.half")
     passes = iter([True, False])
     monkeypatch.setattr(choosing.VersionComparison, "passes", lambda *_: next(passes))
-    ended(manager, queued(manager, "acme.half"))
+    improve_as_taught(manager, "acme.half", taught)
     record = model(manager, "acme.half")
     assert [v.root for v in record.versions] == ["tiny", "tiny"]
     assert names(manager, "acme.half") == ["teachers", "a"]
@@ -84,25 +93,25 @@ def test_all_layers_must_be_better_than_the_second_version(
 
 
 @pytest.mark.usefixtures("anything_is_better")
-def test_the_tenant_decides_for_fast_or_full(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tenant_decides_for_fast_or_full(manager: Manager, taught: Path) -> None:
     made(manager, "acme.fast", depth="fast")
-    ended(manager, queued(manager, "acme.fast"))
+    improve_as_taught(manager, "acme.fast", taught)
     assert [v.root for v in model(manager, "acme.fast").versions] == ["tiny", "tiny"]
     assert names(manager, "acme.fast") == ["teachers"]
     made(manager, "acme.full")
     manager.set_objective("acme.full", dict, {"depth": "full"})
-    ended(manager, queued(manager, "acme.full"))
+    improve_as_taught(manager, "acme.full", taught)
     assert [v.root for v in model(manager, "acme.full").versions] == ["tiny", "deep"]
     assert names(manager, "acme.full") == ["a"]
     made(manager, "acme.deep", depth="full")
-    ended(manager, queued(manager, "acme.deep"))
+    improve_as_taught(manager, "acme.deep", taught)
     assert [v.root for v in model(manager, "acme.deep").versions] == ["deep", "deep"]
     assert names(manager, "acme.deep") == ["teachers"], "it computes all layers already"
 
 
 @pytest.mark.usefixtures("anything_is_better")
 def test_a_deeper_trial_that_fails_leaves_the_second_version(
-    manager: Manager, monkeypatch: pytest.MonkeyPatch
+    manager: Manager, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(manager, "acme.diverged")
 
@@ -110,7 +119,7 @@ def test_a_deeper_trial_that_fails_leaves_the_second_version(
         raise InvalidData("the training diverged")
 
     monkeypatch.setattr(deepening, "train_on_rows", diverges)
-    ended(manager, queued(manager, "acme.diverged"))
+    improve_as_taught(manager, "acme.diverged", taught)
     record = model(manager, "acme.diverged")
     assert [v.root for v in record.versions] == ["tiny", "tiny"]
     assert record.improvement is not None

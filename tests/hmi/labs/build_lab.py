@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,29 @@ def text(seed: int, count: int = 60) -> bytes:
 
 
 def tiny_manager(source: Path, data: Path, **settings: Any) -> Generator[Manager]:
-    """A manager whose root `tiny` has a PLOT of its own; closed after use."""
-    opened = Manager(Settings(data=data, job_workers=0, teachers="", **settings))
+    """A manager whose root `tiny` has a PLOT of its own; closed after use.
+
+    Without further settings its folder is a copy of one that is made once and lies beside the source.
+    """
+    given = Settings(data=data, job_workers=0, teachers="", **settings)
+    if settings:
+        opened = _imported(given, source)
+    else:
+        first = source.parent / "imported"
+        if not first.exists():
+            _imported(replace(given, data=first), source).close()
+        shutil.copytree(first, data)
+        opened = Manager(given)
+    yield opened
+    opened.close()
+
+
+def _imported(settings: Settings, source: Path) -> Manager:
+    opened = Manager(settings)
     few = {"steps": 2, "upper_steps": 1}
     job = opened.import_root("tiny", str(source), texts={"text-0": text(1, 280)}, alpha=60, options=few)
     assert attempt(opened, job, import_root.run)
-    yield opened
-    opened.close()
+    return opened
 
 
 def attempt(

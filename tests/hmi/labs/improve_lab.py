@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hmi.core import JobRecord, ModelId, ModelRecord
 from hmi.jobs import improve
 from hmi.jobs.model import fine_tune
@@ -41,6 +43,17 @@ def made(
 def answers_kept(manager: Manager, job: JobRecord) -> Path | None:
     """The file of the first teacher's answers in a job's folder; None if it has not answered yet."""
     return next(folder(manager, job).path.glob("said-0-*.safetensors"), None)
+
+
+@pytest.fixture(scope="module")
+def taught(manager: Manager, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A teacher's answers for ROWS, made by a job that is then stopped at the next step, and resumed."""
+    made(manager, "acme.better")
+    job = queued(manager, "acme.better")
+    assert attempt(manager, job, improve.run, until=lambda: answers_kept(manager, job) is not None) is None
+    answers = answers_kept(manager, job)
+    assert answers is not None
+    return Path(shutil.copy(answers, tmp_path_factory.mktemp("taught") / answers.name))
 
 
 def lend(manager: Manager, job: JobRecord, answers: Path) -> None:

@@ -1,4 +1,4 @@
-"""Server processes for the tests of the command line."""
+"""Server processes for tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bench.harness.server import free_port
+from tests.forks import Forked, run_hmi
 from tests.hmi.labs.api_world import is_ready
 from tests.waiting import wait_until
 
@@ -19,25 +21,24 @@ READY_S = 120.0
 
 
 @contextmanager
-def serving(data: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(data: Path, *arguments: str) -> Iterator[tuple[str, Forked | subprocess.Popen[bytes]]]:
     """Run a server process on a free port: its address and the process."""
-    command = [*PYTHON, "serve", "--data", str(data), "--port", "0", *arguments]
-    server = subprocess.Popen(command, cwd=REPO, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        url = ""
-        for line in server.stderr:
-            found = re.search(r"https?://\S+?:\d+", line)
-            if found:
-                url = found[0]
-                break
-        assert url, "the server did not start"
-        yield url, server
-    finally:
-        if server.poll() is None:
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        server = run_hmi(["serve", "--data", str(data), "--port", "0", *arguments], log)
+        try:
+            wait_until(lambda: server.poll() is not None or _said(log), READY_S)
+            assert _said(log), f"the server did not start: {log.read_text()[-2000:]}"
+            yield _said(log), server
+        finally:
             server.kill()
-        server.wait()
-        server.stderr.close()
+            server.wait()
+
+
+def _said(log: Path) -> str:
+    """The address that a server has written to its log, or an empty text."""
+    found = re.search(r"(https?://\S+?:\d+)\b.*\n", log.read_text()) if log.exists() else None
+    return found[1] if found else ""
 
 
 def ready(url: str) -> None:
@@ -46,15 +47,12 @@ def ready(url: str) -> None:
 
 
 @contextmanager
-def logged_server(data: Path, log: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run a server process that is ready, and writes its log to a file: its address and the process.
-
-    Unlike the one of `serving`, it may log as much as it likes.
-    """
+def logged_server(
+    data: Path, log: Path, *arguments: str
+) -> Iterator[tuple[str, Forked | subprocess.Popen[bytes]]]:
+    """Run a server process that is ready, and adds its log to a file: its address and the process."""
     port = free_port()
-    command = [*PYTHON, "serve", "--data", str(data), "--port", str(port), *arguments]
-    with log.open("ab") as out:
-        server = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    server = run_hmi(["serve", "--data", str(data), "--port", str(port), *arguments], log)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: server.poll() is not None or is_ready(url), READY_S)

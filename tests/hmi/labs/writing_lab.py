@@ -37,8 +37,12 @@ def words(seed: int, lines: int, high: int = 20) -> str:
     return "\n".join(random_texts(lines, seed, 5, high))
 
 
-def write_folder(data: Path, source: Path) -> None:
-    """A root that looks up two layers, a domain, and the tenants acme and beta. No model yet."""
+def write_models(base: Path) -> Path:
+    """Make a data folder in `base`, and return its path.
+
+    A root that looks up two layers, a domain, and the models acme.one, acme.two and beta.one.
+    """
+    data, source = base / "data", base / "source"
     write_language_model("llama", source, hidden_size=128, intermediate_size=192, max_position_embeddings=512)
     manager = Manager(Settings(data=data, job_workers=0))
     try:
@@ -49,18 +53,11 @@ def write_folder(data: Path, source: Path) -> None:
         run(manager, manager.create_domain(DOMAIN, words(2, 60).encode(), alpha=100))
         for tenant in ("acme", "beta"):
             manager.create_tenant(tenant)
+        for seed, model in enumerate(("acme.one", "acme.two", "beta.one")):
+            publish(manager, model, seed)
     finally:
         manager.close()
-
-
-def write_models(base: Path) -> Path:
-    """A data folder in `base` as `write_folder`, with the models acme.one, acme.two and beta.one."""
-    write_folder(base / "data", base / "source")
-    manager = Manager(Settings(data=base / "data", job_workers=0))
-    for seed, model in enumerate(("acme.one", "acme.two", "beta.one")):
-        publish(manager, model, seed)
-    manager.close()
-    return base / "data"
+    return data
 
 
 def publish(manager: Manager, model: str, seed: int, module: TenantModule | None = None) -> ModelVersion:
