@@ -228,9 +228,9 @@ def test_the_page_about_upgrades_names_the_formats() -> None:
     assert {part.partition(" (")[0]: {int(n) for n in re.findall(r"\d+", told)} for part, told in rows} == {
         "data folder": {layout.FORMAT},
         "registry": {int(sealed.FORMAT)},
-        "PLOT store": {catalogue.FORMAT, catalogue.ERASED_FORMAT},
+        "PLOT store": {catalogue.FORMAT, catalogue.ERASING_CATALOGUE_FORMAT},
         "rows of PLOTs": set(FORMATS.values()),
-        "exports of PLOTs": {*FORMATS.values(), archive_format.ERASED_FORMAT},
+        "exports of PLOTs": {*FORMATS.values(), archive_format.ERASING_ARCHIVE_FORMAT},
         "PLOTs in a bucket or remote": {remote.FORMAT},
         "journal of servers with one bucket": {journal.FORMAT},
         "root": {3, 4, root.FORMAT},
