@@ -271,8 +271,8 @@ def test_the_cache_of_records_is_bounded_keeps_those_in_use_and_never_answers_wi
 ) -> None:
     monkeypatch.setattr(table, "CACHED", 8)
     parsed: list[str] = []
-    parse = table._parsed
-    monkeypatch.setattr(table, "_parsed", lambda *a: parsed.append(a[0]) or parse(*a))
+    parse = table.parsed
+    monkeypatch.setattr(table, "parsed", lambda *a: parsed.append(a[0]) or parse(*a))
     names = [f"t{i:02}" for i in range(50)]
     for name in names:
         add_tenant(registry, name)
