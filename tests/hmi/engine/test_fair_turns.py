@@ -118,6 +118,19 @@ def test_a_tenant_that_wants_little_in_every_turn_saves_nothing_up(later: tuple[
     assert all(abs(got[tenant] - share) < 100 for tenant in ("much", *later)), got  # two turns
 
 
+def test_the_queue_lets_a_tenant_leave_whose_last_text_is_cut() -> None:
+    queue, got = BatchQueue(10_000_000, Pace()), Counter[str]()
+    for tenant in ("much", "many"):
+        queue.put([item(tenant, "cls", [200]) for _ in range(900)])
+    for turn in range(110):
+        if turn == 80:
+            got.clear()
+        if turn <= 80:
+            queue.put([item("meek", "cls", [200]) for _ in range(400 if turn == 80 else 1)])
+        got.update(p.item.tenant for p in queue.cut(min(queue.candidates()), BatchLimits(1e9, 2000)))
+    assert max(got.values()) - min(got.values()) < 20, got
+
+
 def test_the_weights_of_tenants_that_no_longer_wait_are_forgotten() -> None:
     turns = Turns()
     turns.weigh("stays", 2.0)
