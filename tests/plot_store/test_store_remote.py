@@ -110,7 +110,7 @@ def test_a_push_that_is_behind_is_refused(store: Store, other: Store, url: str) 
     assert store.version("r/a") == ours
     store.push("r/a", url, expect=theirs.id)
     assert whole(open_objects(url)) == {"r/a": ours.id}
-    assert Remote(url).has(ours.id) and Remote(url).has(theirs.id)
+    assert all(Remote(url).has(version.id) for version in (ours, theirs))
     with pytest.raises(Conflict):
         other.push("r/a", url)
     assert other.pull("r/a", url).version == ours == other.version("r/a")
