@@ -18,7 +18,7 @@ from hmi.stores.failures import run_each
 from hmi.stores.layout import folder_bytes
 from hmi.stores.plot.plot_meta import lowers_of, samples_of
 from hmi.stores.plot.plots import plot_errors
-from hmi.stores.plot.sharing import share_late
+from hmi.stores.plot.sharing import is_shared, share_late, shared_refs
 from hmi.stores.tensors.adapter_store import LOWER_CURE, MODEL_CURE
 from hmi.stores.tensors.samples import CURE as SAMPLE_CURE
 
@@ -72,14 +72,15 @@ class Consistency:
                     log.info("removed the PLOT of %s, whose import never ended", ref)
 
     def verify(self) -> tuple[str, ...]:
-        """Damaged records of the registry; if there are none, everything that it names but that is
-        missing. Reads no artefact."""
+        """Damaged records of the registry; if there are none, everything that it names but that neither the
+        data folder nor the bucket has. Reads no artefact. Raises Unavailable."""
         parts = self._parts
         damaged = parts.registry.problems()
         if damaged:
             return tuple(damaged)
         with plot_errors():
-            refs, versions = parts.plots.heads(), parts.plots.metas()
+            heads, versions = parts.plots.heads(), parts.plots.metas()
+        refs = heads | shared_refs(parts.bucket)
         problems: list[str] = []
         for root in parts.registry.roots():
             if root.name not in refs:
@@ -101,7 +102,9 @@ class Consistency:
                 if (stored.root, stored.root_version) not in roots:
                     problems.append(f"{what} root {stored.root}: fine-tune it again")
                 if stored.plot_version not in known:
-                    known[stored.plot_version] = self._has_plot(stored.plot_version)
+                    known[stored.plot_version] = self._has_plot(stored.plot_version) or is_shared(
+                        parts.bucket, stored.plot_version
+                    )
                 if not known[stored.plot_version]:
                     problems.append(f"{what} PLOT version: fine-tune it again")
         return tuple(problems)

@@ -9,6 +9,7 @@ from typing import Final
 from plot_store.ground import names
 from plot_store.ground.arguments import check_number
 from plot_store.ground.errors import Invalid
+from plot_store.remote import format as fmt
 from plot_store.remote import refs
 from plot_store.remote.collect import RemoteGcReport, all_refs, collect
 from plot_store.remote.objects import open_objects
@@ -35,6 +36,12 @@ class Remote:
         """Return the id of every ref's current version. Raises NotFound, Damaged, FormatTooNew, StoreIO."""
         refs.need_place(self._objects)
         return {ref.ref: ref.current for ref in all_refs(self._objects) if ref.current is not None}
+
+    def has(self, version_id: str) -> bool:
+        """Return whether a version is there, whether or not a ref has it. Raises Invalid, StoreIO."""
+        if not names.is_id(version_id):
+            raise Invalid(f"{version_id!r} is not a version id: take ids of versions")
+        return self._objects.size(fmt.version_name(version_id)) is not None
 
     def collecting(self) -> bool:
         """Return whether a collection runs, which refuses pushes. Raises StoreIO."""

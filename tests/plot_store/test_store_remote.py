@@ -110,6 +110,7 @@ def test_a_push_that_is_behind_is_refused(store: Store, other: Store, url: str) 
     assert store.version("r/a") == ours
     store.push("r/a", url, expect=theirs.id)
     assert whole(open_objects(url)) == {"r/a": ours.id}
+    assert all(Remote(url).has(version.id) for version in (ours, theirs))
     with pytest.raises(Conflict):
         other.push("r/a", url)
     assert other.pull("r/a", url).version == ours == other.version("r/a")
@@ -172,6 +173,9 @@ def test_what_is_absent(store: Store, url: str) -> None:
         store.pull("r", url)
     with pytest.raises(NotFound, match="not a remote"):
         Remote(url).refs()
+    assert not Remote(url).has("v" + "0" * 32)
+    with pytest.raises(Invalid, match="version id"):
+        Remote(url).has("r")
     with pytest.raises(NotFound, match="no ref 'r'"):
         store.push("r", url)
     lab.put(store, "r", lab.content(1))

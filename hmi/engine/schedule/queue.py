@@ -226,6 +226,8 @@ class BatchQueue:
             if not tenants and items.first.member is None:
                 items.pop()
             given = self._turns.given(tenant)
+            if tenant not in self._waiting.tenants:
+                self._turns.leave(tenant)
             if items:
                 heapq.heapreplace(line, (given, items.first.queued, tenant))
             else:

@@ -28,7 +28,7 @@ class Turns:
         self._level = 0.0
         """As it was when the last turn began."""
         self._starts: dict[str, float] = {}
-        """The level at which each tenant came that waited then."""
+        """The level at which each tenant came that waited then, and has waited since."""
         self._served, self._shares = 0.0, 1.0
         """Seconds charged since then, and the weights of all that waited then."""
 
@@ -38,14 +38,24 @@ class Turns:
 
     def begin(self, waiting: Collection[str]) -> None:
         """Begin a turn, given the tenants that wait, at least one. Those that do not get it lose nothing."""
-        self._starts = {tenant: self._starts.get(tenant, self._level) for tenant in waiting}
-        given = [self.given(tenant) for tenant in waiting]
+        stayed = [self.given(tenant) for tenant in waiting if tenant in self._starts]
         # What was charged may be given back later, so the level could exceed all that tenants received.
-        self._level = min(max(self._level + self._served / self._shares, min(given)), max(given))
+        most = max(map(self.given, waiting))
+        # If nobody has waited since the last turn, all got what they wanted, and start anew.
+        least = min(stayed, default=most)
+        self._starts = {tenant: self._starts.get(tenant, self._level) for tenant in waiting}
+        self._level = min(max(self._level + self._served / self._shares, least), most)
         self._served, self._shares = 0.0, self.weight_of_others(waiting)
         if len(self._weights) > self._most_weights:
             self._weights = {t: self._weights[t] for t in waiting if t in self._weights}
             self._most_weights = max(MAX_TENANTS, 2 * len(self._weights))
+
+    def leave(self, tenant: str) -> None:
+        """Let a tenant that has got all it wanted come back at the level, even before the next turn.
+
+        Else one that wants little in every turn would save up the rest of its share.
+        """
+        self._starts.pop(tenant, None)
 
     def weigh(self, tenant: str, weight: float) -> None:
         """Set a tenant's weight for what it receives until it no longer waits. Then it may be forgotten."""

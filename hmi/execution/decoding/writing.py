@@ -174,6 +174,10 @@ class Shares(Protocol):
 
     def charge(self, tenant: str, rows: float) -> None: ...
 
+    def leave(self, tenant: str) -> None:
+        """The tenant has got all rows that it wanted."""
+        ...
+
 
 class _NoShares:
     """All sequences count as one tenant's."""
@@ -185,6 +189,9 @@ class _NoShares:
         return 0.0
 
     def charge(self, tenant: str, rows: float) -> None:
+        pass
+
+    def leave(self, tenant: str) -> None:
         pass
 
 
@@ -385,6 +392,9 @@ class Writing:
             left -= self._join(chunks, self._answers[0], left)
         assert chunks, "the first sequence can always go on"
         self._guess(chunks, [each for each in chunks if each not in decoding], left)
+        wait = {each.tenant for each in self._answers if chunks.get(each, 0) < len(each.ids) - each.done}
+        for tenant in {each.tenant for each in self._answers} - wait:
+            self._shares.leave(tenant)
         return chunks
 
     def _decodes(self, answer: Answer) -> bool:

@@ -57,6 +57,21 @@ def share(
             plots.push(ref_or_id, bucket.plots, expect=there)
 
 
+def shared_refs(bucket: Bucket | None) -> dict[str, str]:
+    """The refs in the bucket, and the ids of their versions; none without a bucket. Raises Unavailable,
+    Damaged."""
+    if bucket is not None:
+        with plot_errors(), suppress(plot_store.NotFound):  # nobody has shared anything yet
+            return Remote(bucket.plots).refs()
+    return {}
+
+
+def is_shared(bucket: Bucket | None, version: str) -> bool:
+    """Return whether the bucket has a version, by its id. Raises Unavailable."""
+    with plot_errors():
+        return bucket is not None and Remote(bucket.plots).has(version)
+
+
 def withdraw(bucket: Bucket | None, ref: str) -> None:
     """Remove a ref from the bucket; call it before it is removed here. Raises Unavailable, Damaged."""
     if bucket is not None:
@@ -92,10 +107,8 @@ def adopt(plots: Store, bucket: Bucket, needed: Collection[str]) -> None:
     Unavailable, StorageFull.
     """
     with plot_errors():
-        agreed, there = plots.agreed(bucket.plots), dict[str, str]()
-        with suppress(plot_store.NotFound):  # nobody has shared anything yet
-            there = Remote(bucket.plots).refs()
-        here = plots.heads()
+        agreed, here = plots.agreed(bucket.plots), plots.heads()
+    there = shared_refs(bucket)
     late = sorted(ref for ref, version in there.items() if here.get(ref) != version)
     for done, ref in enumerate(late, 1):
         log.info("taking %s from the bucket (%d of %d)", ref, done, len(late))

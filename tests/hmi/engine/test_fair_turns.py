@@ -95,6 +95,42 @@ def test_tenants_that_come_all_the_time_hold_up_none_that_had_a_turn() -> None:
     assert order.index("again") < 16, "it had one turn while eight waited, so it waits for about eight"
 
 
+@pytest.mark.parametrize("later", [("meek",), ("new",), ("meek", "new"), ("meek", "new", "back")])
+def test_a_tenant_that_wants_little_in_every_turn_saves_nothing_up(later: tuple[str, ...]) -> None:
+    """Whoever wants much from some moment on shares equally from then on, with who always did."""
+    turns, got, wanted = Turns(), Counter[str](), Counter({"much": 10**6, "back": 1})
+    for turn in range(300):
+        if turn < 200:
+            wanted["meek"] = 1
+        elif turn == 200:
+            got.clear()
+            wanted.update(dict.fromkeys(later, 10**6))
+        turns.begin(wanted)
+        for _ in range(50):
+            tenant = min(wanted, key=turns.given)
+            turns.charge(tenant, 1.0)
+            got[tenant] += 1
+            wanted[tenant] -= 1
+            if not wanted[tenant]:
+                del wanted[tenant]
+                turns.leave(tenant)
+    share = got.total() / (1 + len(later))
+    assert all(abs(got[tenant] - share) < 100 for tenant in ("much", *later)), got  # two turns
+
+
+def test_the_queue_lets_a_tenant_leave_whose_last_text_is_cut() -> None:
+    queue, got = BatchQueue(10_000_000, Pace()), Counter[str]()
+    for tenant in ("much", "many"):
+        queue.put([item(tenant, "cls", [200]) for _ in range(900)])
+    for turn in range(110):
+        if turn == 80:
+            got.clear()
+        if turn <= 80:
+            queue.put([item("meek", "cls", [200]) for _ in range(400 if turn == 80 else 1)])
+        got.update(p.item.tenant for p in queue.cut(min(queue.candidates()), BatchLimits(1e9, 2000)))
+    assert max(got.values()) - min(got.values()) < 20, got
+
+
 def test_the_weights_of_tenants_that_no_longer_wait_are_forgotten() -> None:
     turns = Turns()
     turns.weigh("stays", 2.0)

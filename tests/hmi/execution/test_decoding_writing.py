@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -487,18 +486,7 @@ def test_a_step_calls_between_its_layers_while_a_flag_is_up_and_writes_the_same(
 def test_tenants_get_equal_shares_of_steps(parts: Parts) -> None:
     """One tenant's thirty long prompts do not delay another's, nor do they wait for each other for ever."""
 
-    class Rows(Counter[str]):
-        def begin(self, waiting: Collection[str]) -> None:
-            self.least = min(self[tenant] for tenant in waiting)
-
-        def given(self, tenant: str) -> float:
-            return max(self[tenant], self.least)
-
-        def charge(self, tenant: str, rows: float) -> None:
-            self[tenant] = int(self.given(tenant) + rows)
-
-    shares = Rows()
-    writer = writing(parts, "plain", pages=200, step_rows=32, shares=shares)
+    writer = writing(parts, "plain", pages=200, step_rows=32, shares=Turns())
     draw = random.Random(5)
     many = [Answer("a", [BEGIN, *draw.choices(range(2, 150), k=60)], 8, tenant="a") for _ in range(30)]
     few = [Answer("b", [BEGIN, *draw.choices(range(2, 150), k=60)], 8, tenant="b") for _ in range(3)]

@@ -500,6 +500,10 @@ def test_a_callers_file_is_read_on_another_node(place: Shared, tmp_path: Path) -
         manager.close()
 
 
+def lost_plots(manager: Manager) -> list[str]:
+    return [problem.partition(":")[0] for problem in manager.verify() if "PLOT" in problem]
+
+
 def test_a_data_folder_that_had_no_bucket_shares_what_is_needed(
     place: Shared, tmp_path: Path, tiny_source: Path
 ) -> None:
@@ -527,6 +531,17 @@ def test_a_data_folder_that_had_no_bucket_shares_what_is_needed(
     assert verify_root(second.root_files.folder(*where(second))) == []
     second._housekeeping()
     assert in_bucket(place) == calls, "a replica removes nothing"
+    assert not second.plots.heads(), "nobody has asked for a PLOT yet"
+    assert lost_plots(second) == [], "the bucket has what the replica lacks"
+    version = first.plots.version("tiny").id
+    (tmp_path / "bucket" / "plots" / "refs" / "tiny.json").unlink()
+    assert lost_plots(second) == ["root tiny has no PLOT"]
+    (tmp_path / "bucket" / "plots" / "versions" / f"{version}.json.zst").unlink()
+    assert lost_plots(second) == [
+        "root tiny has no PLOT",
+        "version 1 of model acme.m has lost its PLOT version",
+    ]
+    assert lost_plots(first) == []
     for manager in (first, second):
         manager.close()
 
