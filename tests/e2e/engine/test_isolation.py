@@ -151,7 +151,9 @@ async def test_the_one_text_of_a_quiet_tenant_is_not_held_up_by_its_batch(home: 
     queue.put(late)
     queue.put(third)
     batch = [p.item for p in take(queue, 10_000)]
-    assert {id(item) for item in batch[:2]} == {id(item) for item in (*late, *third)}, "they go first"
+    assert {id(item) for item in (*late, *third)} < {id(item) for item in batch[:3]}, (
+        "the loud one waited while another had its turn, so one of its texts may go first, and no more"
+    )
     assert len(batch) > 5, "three wait, so the batch is filled"
 
 
