@@ -98,6 +98,7 @@ class JobRunner:
         self.on_ended: list[Callable[[JobRecord], None]] = []
         """Called with the record of each job whose process has ended here, on the runner's thread."""
         self._elsewhere: dict[str, JobRecord] = {}  # jobs that other servers ran at the last look
+        self._queued: set[str] = set()  # jobs that waited since then
         self._told: dict[str, tuple[float, Progress]] = {}  # their progress, and when it was asked for
         self._children: dict[str, Process] = {}
         self._not_before: dict[str, float] = {}  # job -> the earliest time of another start
@@ -203,11 +204,13 @@ class JobRunner:
         for record in live:
             if record.state == "running" or record.job in taken:
                 self.settle(record.job)
-        for job in self._elsewhere.keys() - taken.keys():
+        # A short job may begin and end at another server between two looks.
+        short = {job for job in self._queued - {record.job for record in live} if self._was_elsewhere(job)}
+        for job in (self._elsewhere.keys() - taken.keys()) | short:
             with suppress(Unavailable):  # its log informs only
                 self._folder(job).take_told()
             self._tidy(job)
-        self._elsewhere = taken
+        self._elsewhere, self._queued = taken, {record.job for record in live if record.state == "queued"}
 
     def release(self) -> None:
         """Give back all jobs that this server had when it last ran, if it is to run none."""
@@ -229,6 +232,11 @@ class JobRunner:
                     self._put_back(job, crashed=record.state == "running", of=record.node)
                 return
         self._put_back(job, crashed=True)
+
+    def _was_elsewhere(self, job: str) -> bool:
+        with log_damaged(log, f"job {job}"), suppress(NotFound):
+            return not self._is_mine(self._registry.job(job))
+        return False
 
     def _lives(self, node: str) -> bool:
         """Return whether a server of this id answers. The primary removes those that do not."""
@@ -353,6 +361,7 @@ class JobRunner:
         if not leads and (self.pacer.answering or not kinds):
             return  # this or another server is less busy later; or the primary has an earlier release
         live = self._registry.live_jobs(tolerant=True, behind=False)
+        self._queued |= {record.job for record in live if record.state == "queued"}
         queued = [r for r in live if r.state == "queued" and may_take(r, node, leads, kinds)]
         elsewhere = Counter(r.tenant for r in live if r.state == "running" and r.node not in (None, node))
         waiting = queued[:]

@@ -108,7 +108,8 @@ async def test_costs_are_measured_once_and_kept(
         found = costs.of(bundle.key)
         assert found is not None
         assert found.seconds
-        assert found.row > 0 or found.square > 0 or found.text > 0
+        # One round may see no difference between texts.
+        assert found.batch + found.row + found.square + found.text > 0
         assert len(runs) == 1, f"{known} were known"
         costs.close()
     (path,) = tmp_path.glob("profiles/tiny/r1/stages/*.json")
