@@ -126,8 +126,9 @@ class Servers:
         if answer is not None:
             async with answer:
                 told = self._hear(server, tenant, answer.headers)
-                # An older release does not know the path, and so says nothing about the tenant.
-                if answer.status != 503 and (told or answer.status != 404):
+                # A proxy says nothing about the tenant. Neither does an older release that has no such path,
+                # nor a server that refuses the key.
+                if answer.status != 503 and (told or answer.status == 401):
                     self.passed += 1
                     yield answer
                     return

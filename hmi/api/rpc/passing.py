@@ -55,13 +55,10 @@ async def answered_elsewhere(call: RpcCall, data: bytes, number: int | None) -> 
         if answer is None:
             return None
         body = await answer.read()
-        error = None if answer.status == 200 else _error_in(body)
-    if error is None and answer.status != 200:  # something in between has answered
-        return None
     call.passed = True
     call.limits = tuple((name.lower(), answer.headers[name]) for name in NAMES if name in answer.headers)
-    if error is not None:
-        raise error
+    if answer.status != 200:
+        raise _error_in(body)
     return body
 
 
@@ -80,10 +77,6 @@ def _headers(call: RpcCall, number: int | None) -> dict[str, str]:
     return headers
 
 
-def _error_in(body: bytes) -> AnotherServersError | None:
-    """The error in a server's answer; None if there is none."""
-    try:
-        given = json.loads(body)["error"]
-        return AnotherServersError(given["kind"], given["message"], given["details"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def _error_in(body: bytes) -> AnotherServersError:
+    given = json.loads(body)["error"]
+    return AnotherServersError(given["kind"], given["message"], given["details"])

@@ -100,7 +100,8 @@ class Load:
         path = "/manage/models/acme.changing/update" if i else "/manage/models"
         body = {"publish": "always", "options": options} if i else spec
         self._finish(self.client.request("POST", path, body, {"data": rows}))
-        self.client.request("POST", "/manage/models/acme.changing/rollback", {"version": 1})
+        # To the version before: a model keeps no more than its newest ones.
+        self.client.request("POST", "/manage/models/acme.changing/rollback", {"version": max(i, 1)})
 
     def domains(self, i: int) -> None:
         corpus = self._file("corpus", "\n".join(random_texts(20, seed=i)).encode())

@@ -60,6 +60,26 @@ def one() -> tuple[Servers, SlowRegistry]:
     return found, registry
 
 
+async def elsewhere(one: tuple[Servers, SlowRegistry], answer: Any) -> tuple[bytes, int] | None:
+    """What the other server, whose handler is `answer`, says to a call; None if that is no answer."""
+    found, registry = one
+    found._inference = cast(Any, SimpleNamespace(engine=SimpleNamespace(wait_s=lambda tenant: 9.0)))
+    app = web.Application()
+    app.router.add_post("/there", answer)
+    async with TestServer(app) as other:
+        registry.listed = {"other": str(other.make_url("")).rstrip("/"), "me": "http://me"}
+        registry.at += 1
+
+        async def send(url: str, more: Any) -> Any:
+            return await found._forwarder.send(f"{url}/there", dict(more), b"data")
+
+        try:
+            async with found.elsewhere("acme", send) as got:
+                return None if got is None else (await got.read(), got.status)
+        finally:
+            await found._forwarder.close()
+
+
 async def test_calls_wait_together_until_the_server_has_followed(one: tuple[Servers, SlowRegistry]) -> None:
     found, registry = one
     calls = [asyncio.ensure_future(found._reach(5)) for _ in range(50)]
@@ -88,14 +108,19 @@ async def test_no_call_waits_long_for_a_bucket_that_is_silent(
 
 @pytest.mark.parametrize(
     ("status", "knows", "is_answer"),
-    [(200, True, True), (404, True, True), (401, False, True), (404, False, False), (503, True, False)],
+    [
+        (200, True, True),
+        (404, True, True),
+        (401, False, True),
+        (200, False, False),
+        (404, False, False),
+        (503, True, False),
+    ],
 )
 async def test_an_answer_counts_unless_the_other_cannot_give_it(
     one: tuple[Servers, SlowRegistry], status: int, knows: bool, is_answer: bool
 ) -> None:
-    """404 without a word about the tenant is that of a release that has no such call."""
-    found, registry = one
-    found._inference = cast(Any, SimpleNamespace(engine=SimpleNamespace(wait_s=lambda tenant: 9.0)))
+    """One without a word about the tenant is a proxy's, or that of a release that has no such call."""
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -104,33 +129,14 @@ async def test_an_answer_counts_unless_the_other_cannot_give_it(
             status=status, text="said", headers={servers.WAITS: "0", servers.AT: "3"} if knows else {}
         )
 
-    app = web.Application()
-    app.router.add_post("/there", answer)
-    async with TestServer(app) as other:
-        registry.listed = {"other": str(other.make_url("")).rstrip("/"), "me": "http://me"}
-        registry.at += 1
-
-        async def send(url: str, more: Any) -> Any:
-            return await found._forwarder.send(f"{url}/there", dict(more), b"data")
-
-        async with found.elsewhere("acme", send) as got:
-            assert (got is not None) is is_answer
-            assert got is None or (await got.read(), got.status) == (b"said", status)
+    assert await elsewhere(one, answer) == ((b"said", status) if is_answer else None)
     ((body, headers),) = seen
-    assert (body, headers[servers.KEY], headers[servers.AT], headers["X-HMI-Forwarded"]) == (
-        b"data",
-        "s",
-        "4",
-        "1",
-    )
-    assert found.passed == is_answer
-    await found._forwarder.close()
+    known = (headers[servers.KEY], headers[servers.AT], headers["X-HMI-Forwarded"])
+    assert (body, known) == (b"data", ("s", "4", "1"))
+    assert one[0].passed == is_answer
 
 
 async def test_a_server_that_dies_within_its_answer_gives_none(one: tuple[Servers, SlowRegistry]) -> None:
-    found, registry = one
-    found._inference = cast(Any, SimpleNamespace(engine=SimpleNamespace(wait_s=lambda tenant: 9.0)))
-
     async def answer(request: web.Request) -> web.StreamResponse:
         begun = web.StreamResponse(headers={"Content-Length": "1000", servers.WAITS: "0", servers.AT: "3"})
         await begun.prepare(request)
@@ -139,19 +145,8 @@ async def test_a_server_that_dies_within_its_answer_gives_none(one: tuple[Server
         request.transport.abort()
         return begun
 
-    app = web.Application()
-    app.router.add_post("/there", answer)
-    async with TestServer(app) as other:
-        registry.listed = {"other": str(other.make_url("")).rstrip("/"), "me": "http://me"}
-        registry.at += 1
-
-        async def send(url: str, more: Any) -> Any:
-            return await found._forwarder.send(f"{url}/there", dict(more), b"data")
-
-        async with found.elsewhere("acme", send) as got:
-            assert got is None
-    assert (found.passed, set(found._ring.away)) == (0, {"other"})
-    await found._forwarder.close()
+    assert await elsewhere(one, answer) is None
+    assert (one[0].passed, set(one[0]._ring.away)) == (0, {"other"})
 
 
 async def test_a_server_that_is_back_is_found_and_one_that_stays_away_is_taken_off(
