@@ -92,9 +92,10 @@ class Settings:
     background_bytes: Natural = 0
     """Memory that jobs `improve` may take together; 0 = what the machine, or the server's cgroup, has left. A
     job that does not fit waits, and `hmi job show` says so. After an hour it does without larger teachers."""
-    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Numbers that the upper layers multiply: `fp32`; `bf16` or `int8`, where the processor can; or `auto`,
-    the fastest of fp32 and bf16 on this machine (`hmi profile`). Requests with `exact` always run in fp32."""
+    precision: Literal["auto", "fp32", "bf16", "int8", "int16"] = "auto"
+    """Numbers that the upper layers multiply: `fp32`; `bf16`, `int16` or `int8`, where the processor can; or
+    `auto`, the fastest of all but int8 on this machine (`hmi profile`). int8 is less accurate; the others are
+    as good as fp32. Requests with `exact` always run in fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the upper layers run: `cpu`; `cuda`, a CUDA device; or `auto`, a CUDA device if torch finds one
     and it agrees with the CPU. With a device, set `streams` to 2: one batch is then retrieved while another

@@ -91,7 +91,7 @@ def _processor() -> Iterator[Finding]:
     if USEFUL not in flags:
         yield warning("processor", f"{text}: without {USEFUL} answers take several times as long")
     else:
-        numbers = "bf16" if FASTEST in flags else "fp32"
+        numbers = "bf16" if FASTEST in flags else "int16"
         yield ok("processor", f"{text}: {numbers} by default")
 
 

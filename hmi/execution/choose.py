@@ -97,7 +97,7 @@ class Chosen:
 
     @property
     def precision(self) -> str:
-        """The numbers that its products multiply: `fp32`, `bf16` or `int8`."""
+        """The numbers that its products multiply; see `precision.Precision`."""
         return precision_of(self.name)
 
     def fits(self, key: BatchKey) -> bool:

@@ -7,14 +7,14 @@ from statistics import fmean
 
 from hmi.stores.profiles import Measured
 
-ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16"), "fp32": ("fp32",)}
-"""The precisions that compete under a setting. The settings bf16 and int8 allow themselves alone."""
+ALLOWED: dict[str, tuple[str, ...]] = {"auto": ("fp32", "bf16", "int16"), "fp32": ("fp32",)}
+"""The precisions that compete under a setting. Other settings allow themselves alone."""
 MIN_COSINE = 0.999
 """Under `auto`, an executor is rejected if a row has a smaller cosine to the same row in fp32."""
 
 
 def precision_of(name: str) -> str:
-    """Return the numbers that an executor's products multiply: `fp32`, `bf16` or `int8`."""
+    """Return the numbers that an executor's products multiply; see `precision.Precision`."""
     return name.rpartition(" ")[2]
 
 

@@ -1,7 +1,7 @@
 """The compiled executor: `hmi_kernels.encoder` behind the interface `Executor`.
 
-Each of the upper layers is one call of compiled code, in float32, bfloat16 or int8; `hmi.execution.packed` is
-the reference.
+Each of the upper layers is one call of compiled code, in float32, bfloat16 or integers;
+`hmi.execution.packed` is the reference.
 """
 
 from __future__ import annotations

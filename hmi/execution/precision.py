@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 
-Precision = Literal["fp32", "bf16", "int8"]
+Precision = Literal["fp32", "bf16", "int8", "int16"]
 """The numbers that an executor's products multiply."""
-KINDS: dict[Precision, int] = {"fp32": FLOAT, "bf16": BFLOAT, "int8": INT8}
+KINDS: dict[Precision, int] = {"fp32": FLOAT, "bf16": BFLOAT, "int8": INT8, "int16": INT16}
 """The kernels' names of the precisions."""
 
 

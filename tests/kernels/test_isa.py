@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from hmi_kernels.encoder import isa
 AVX2 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+cx16"
 AVX512 = f"{AVX2},+avx512f,+avx512cd,+avx512bw,+avx512dq,+avx512vl"
 OLDER = {
-    "haswell": (AVX2, "[0] 6"),
-    "skylake-avx512": (AVX512, "[0] 24"),
-    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0] 24"),
+    "haswell": (AVX2, "[0, 3] 6"),
+    "skylake-avx512": (AVX512, "[0, 3] 24"),
+    "icelake-server": (f"{AVX512},+avx512vnni,+avx512vbmi", "[0, 3] 24"),
 }
 """Processors with the features that numba may use, the kinds that they have, and sums of a tile."""
 BEGIN = """
@@ -36,7 +37,7 @@ dim, inner = 64, 128
 sizes = {"qkv": (3 * dim, dim), "out": (dim, dim), "inner": (inner, dim), "outer": (dim, inner)}
 matrices = {name: (draw(*size), draw(size[0])) for name, size in sizes.items()}
 weights = ops.LayerWeights(**matrices, norm1=(draw(dim), draw(dim)), norm2=(draw(dim), draw(dim)))
-layer = ops.pack_layer(isa.FLOAT, weights, 4, 1e-12, first_only=True)
+layer = ops.pack_layer(kind, weights, 4, 1e-12, first_only=True)
 x = draw(90, dim)
 out, firsts = np.empty_like(x), np.empty_like(x[:3])
 ranks = {"q": 3, "v": 8, "o": 20}
@@ -55,7 +56,7 @@ sizes = {"out": (dim, dim), "gate": (inner, dim), "inner": (inner, dim), "outer"
 sizes |= {"norm1": (dim,), "norm2": (dim,), "q_norm": (head,), "k_norm": (head,)}
 q, k, v = ((draw(size, dim), draw(size)) for size in (dim, kv_heads * head, kv_heads * head))
 weights = ops.LayerWeights(q, k, v, **{name: draw(*size) for name, size in sizes.items()})
-layers = ops.pack_layers(isa.FLOAT, [weights] * 2, 2, heads, kv_heads, 1e-5)
+layers = ops.pack_layers(kind, [weights] * 2, 2, heads, kv_heads, 1e-5)
 lows = {"q": (3, dim, dim), "v": (8, dim, kv_heads * head), "gate": (20, dim, inner), "fo": (8, inner, dim)}
 sites = {site: ops.LowRank(draw(rank, a), draw(b, rank)) for site, (rank, a, b) in lows.items()}
 modules, pages = [None, ops.pack_module(layers, [sites, {}])], ops.Pages(12, layers)
@@ -70,7 +71,7 @@ for counts in ([40, 33], [1, 1], [30, 7], [1, 1]):  # prompts, then single token
     done = [a + b for a, b in zip(done, counts)]
 states = np.concatenate(steps)
 scores, tops, firsts = ops.scores(
-    ops.pack_words(isa.FLOAT, draw(vocab, dim), draw(dim), 1e-5), states, room
+    ops.pack_words(kind, draw(vocab, dim), draw(dim), 1e-5), states, room
 )
 best = [ops.best(row, 5, 1.0, top) for row, top in zip(scores, tops)]
 ids = np.array([ids for ids, _, _ in best], np.float32)
@@ -81,7 +82,7 @@ found = np.concatenate([states.ravel(), scores[:, 1:vocab].ravel(), totals.ravel
 """
 END = """
 print(isa.kinds(), tile.SUMS)
-np.save(%r, found)
+np.save(%r, [layers_of(kind) for kind in (isa.FLOAT, isa.INT16)])
 """
 CODES = {"encoder": ENCODER, "decoder": DECODER}
 CASES = [
@@ -95,8 +96,9 @@ CASES = [
 
 def run(folder: Path, layers: str, **environ: str) -> tuple[str, np.ndarray]:
     out = folder / "out.npy"
+    body = indent(f"{CODES[layers]}\nreturn found\n", "    ")
     child = subprocess.run(
-        [sys.executable, "-c", BEGIN + CODES[layers] + END % str(out)],
+        [sys.executable, "-c", f"{BEGIN}\ndef layers_of(kind):\n{body}{END % str(out)}"],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -124,4 +126,6 @@ def test_an_older_processor_compiles_the_kernels_and_gets_the_same_answers(
     told, got = run(tmp_path, layers, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=cache)
     assert told == wanted
     _, here = run(tmp_path, layers)
-    np.testing.assert_allclose(got, here, atol=1e-5)
+    np.testing.assert_allclose(got[0], here[0], atol=1e-5)
+    # A number that lies between two integers may fall to the other one.
+    np.testing.assert_allclose(got[1], here[1], atol=1e-3)

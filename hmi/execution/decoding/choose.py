@@ -18,6 +18,8 @@ from hmi.execution.precision import KINDS, Precision, available
 from hmi.model.sources.generative_root import UpperDecoder
 
 log = logging.getLogger("hmi.execution")
+QUICK: tuple[Precision, ...] = ("bf16", "int16")
+"""The precisions that are faster than fp32 and as good as it."""
 
 
 def step_executor(
@@ -25,11 +27,11 @@ def step_executor(
 ) -> StepExecutor:
     """Return an executor of a root's upper layers, with pages that take `memory` bytes.
 
-    wanted: the setting `precision`. auto: bf16 if the processor or the device can, else fp32. Layers of
-    sizes for which there is no compiled kernel run in torch, in fp32. device, device_bytes: the settings. On
-    a CUDA device, the pages and `device_bytes` of modules are in the device's memory; the CPU follows if the
-    device fails. The first executor of an installation compiles the kernels, which takes half a minute.
-    Raises Unavailable if they cannot be compiled.
+    wanted: the setting `precision`. auto: the first of QUICK that the processor can, else fp32; on a device
+    bf16 if it can. Layers of sizes for which there is no compiled kernel run in torch, in fp32. device,
+    device_bytes: the settings. On a CUDA device, the pages and `device_bytes` of modules are in the device's
+    memory; the CPU follows if the device fails. The first executor of an installation compiles the kernels,
+    which takes half a minute. Raises Unavailable if they cannot be compiled.
     """
     try:
         compile_missing(GENERATING)
@@ -51,8 +53,9 @@ def _on_cpu(upper: UpperDecoder, wanted: str, memory: int, least: int) -> StepEx
 
     precision: Precision = next((kind for kind in KINDS if kind == wanted), "fp32")
     if wanted == "auto":
-        precision = "bf16" if "bf16" in available() else "fp32"
-    pages = max(least, memory // page_bytes(upper, 4 if precision == "fp32" else 2))
+        here = available()
+        precision = next((name for name in QUICK if name in here), "fp32")
+    pages = max(least, memory // page_bytes(upper, 4 if precision in ("fp32", "int16") else 2))
     try:
         return CompiledDecoder(upper, pages, precision)
     except ValueError as error:

@@ -26,7 +26,7 @@ from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, share, tile, tiles_of
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import added, copied, to_bfloats
-from hmi_kernels.encoder.tile import ROWS, STRIDE
+from hmi_kernels.encoder.tile import ROWS, STRIDE, around
 from hmi_kernels.jit import get, load_i64, whole
 
 KIND, DIM, INNER, HEADS, KV_HEADS, HEAD, EPS, FACTOR, GAIN1, GAIN2, Q_GAIN, K_GAIN = range(12)
@@ -58,7 +58,7 @@ def changed_product(
     """c = n rows of the operand · a matrix of `panels` panels, with the runs' changes at a slot. part:
     panels of one part of the changes' low-rank rows."""
     kind = get(layer, KIND)
-    set_changes(kind, room, get(room, rooms.RUNS), count, slot, 0, panels // part)
+    set_changes(around(kind), room, get(room, rooms.RUNS), count, slot, 0, panels // part)
     multiply(room, kind, layer + 8 * matrix, n, 0, panels, part, c, c_step)
 
 
@@ -74,8 +74,9 @@ def norm_heads(x: Any, heads: Any, head: Any, gain: Any, eps: Any) -> None:
 @whole
 def keep(layer: Any, row: Any, position: Any, turns: Any, table: Any, base: Any, page_bytes: Any) -> None:
     """Turn a row's queries and keys to its position, and write its keys and values into its page."""
-    kind, heads, kv_heads, head = get(layer, KIND), get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
-    keys, size, eps = row + 4 * heads * head, 4 if kind == FLOAT else 2, get(layer, EPS)
+    near, heads, kv_heads = around(get(layer, KIND)), get(layer, HEADS), get(layer, KV_HEADS)
+    head, size, eps = get(layer, HEAD), 4 if near == FLOAT else 2, get(layer, EPS)
+    keys = row + 4 * heads * head
     norm_heads(row, heads, head, get(layer, Q_GAIN), eps)
     norm_heads(keys, kv_heads, head, get(layer, K_GAIN), eps)
     for h in range(heads + kv_heads):
@@ -86,7 +87,7 @@ def keep(layer: Any, row: Any, position: Any, turns: Any, table: Any, base: Any,
         key, value = keys + 4 * head * h, keys + 4 * head * (kv_heads + h)
         of_head = page + 2 * PAGE * head * size * h
         to = of_head + size * head * (PAGE + slot)
-        if kind == FLOAT:
+        if near == FLOAT:
             key_kept_floats(key, of_head + size * slot, head // 16)
             copied(value, to, head // 16)
         else:
@@ -99,7 +100,7 @@ def multiply_swiglu(
     room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out: Any, out_step: Any
 ) -> None:
     """out [rows, 64 panels] = silu(the operand · the matrix's first panels) · (its other panels), with the
-    rows' changes. out is bfloat16, but float32 if the kind is."""
+    rows' changes. out is float32 or bfloat16; see `around`."""
     a, step, changes = get(room, rooms.A), get(room, rooms.STEP), get(room, rooms.CHANGES)
     gate, value = get(room, rooms.TILE), get(room, rooms.TILE) + ROWS * STRIDE
     tiles = tiles_of(rows)
@@ -112,7 +113,7 @@ def multiply_swiglu(
             tile(room, kind, matrix, panels + p, n, mine, step, r, t, tiles, changes, 1, value, STRIDE)
             for i in range(n):
                 to, at = out + (r + i) * out_step, i * STRIDE
-                if kind == FLOAT:
+                if around(kind) == FLOAT:
                     swiglu_floats(gate + at, value + at, to + p * STRIDE, 4)
                 else:
                     swiglu_bfloats(gate + at, value + at, to + p * STRIDE // 2, 4)
@@ -132,13 +133,14 @@ def attend_rows(
     room: Any,
 ) -> None:
     """CONTEXT = attention of n rows' queries, `step` bytes apart, to the pages of their sequences."""
-    kind, heads, kv_heads, head = get(layer, KIND), get(layer, HEADS), get(layer, KV_HEADS), get(layer, HEAD)
+    near, heads, kv_heads = around(get(layer, KIND)), get(layer, HEADS), get(layer, KV_HEADS)
+    head = get(layer, HEAD)
     factor, scores, zeros = get(layer, FACTOR), get(room, rooms.ATTEND), get(room, rooms.ZEROS)
     for i in range(n):
         table, tokens = load_i64(tables + 8 * i), load_i64(positions + 8 * i) + 1
         q, to = qkv + i * step, get(room, rooms.CONTEXT) + 4 * heads * head * i
         attend_pages(
-            kind, q, heads, kv_heads, head, factor, table, tokens, base, page_bytes, scores, zeros, to
+            near, q, heads, kv_heads, head, factor, table, tokens, base, page_bytes, scores, zeros, to
         )
 
 
@@ -187,8 +189,8 @@ def run_block(
         added(middle + 4 * d * i, x + 4 * d * i, d // 16)
         rms_normed(x + 4 * d * i, get(layer, GAIN2), middle + 4 * d * i, eps, d // 16)
     operand(kind, room, middle, n, d)
-    set_changes(kind, room, get(room, rooms.RUNS), count, ON_IN, 0, 2)
-    width = inner * (4 if kind == FLOAT else 2)
+    set_changes(around(kind), room, get(room, rooms.RUNS), count, ON_IN, 0, 2)
+    width = inner * (4 if around(kind) == FLOAT else 2)
     multiply_swiglu(room, kind, layer + 8 * IN_FFN, n, inner // 64, get(room, rooms.WIDE), width)
     wide_operand(kind, room, n, inner)
     runs = get(room, rooms.NEXT_RUNS)

@@ -14,7 +14,7 @@ from hmi_kernels.decoder import PAGE, fits
 from hmi_kernels.decoder import attention as of_attention
 from hmi_kernels.decoder import layer as of_layer
 from hmi_kernels.decoder import words as of_words
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, ahead
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16, ahead
 from hmi_kernels.encoder import product as of_matrix
 from hmi_kernels.encoder import room as of_room
 from hmi_kernels.encoder.buffers import Buffers
@@ -31,12 +31,13 @@ from hmi_kernels.encoder.pack import (
     put_change,
     put_matrix,
 )
-from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, around
 
 __all__ = [
     "BFLOAT",
     "FLOAT",
     "INT8",
+    "INT16",
     "PAGE",
     "Floats",
     "LayerWeights",
@@ -234,7 +235,7 @@ class Pages:
 
     def __init__(self, count: int, layers: Layers) -> None:
         numbers = layers.kv_heads * 2 * PAGE * layers.head
-        self.layer_bytes = numbers * (4 if layers.kind == FLOAT else 2)
+        self.layer_bytes = numbers * (4 if around(layers.kind) == FLOAT else 2)
         self.page_bytes = len(layers.addresses) * self.layer_bytes
         self._memory = np.empty(count * self.page_bytes + 64, np.uint8)  # pages are taken as they are written
         self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64
@@ -254,7 +255,7 @@ class Room(Buffers):
         rows, widest = of_layer.BLOCK, max(dim, wide)
         return {
             of_room.BFLOATS: 2 * rows * widest,
-            of_room.BYTES: rows * max(widest, inner),
+            of_room.NUMBERS: 2 * rows * max(widest, inner),
             of_room.SCALES: 4 * rows,
             of_room.QKV: 4 * rows * (wide + 2 * narrow),
             of_room.CONTEXT: 4 * rows * wide,

@@ -8,9 +8,9 @@ they read.
 
 from __future__ import annotations
 
-FLOAT, BFLOAT, INT8 = range(3)
-"""The kinds of numbers that a layer's products multiply: float32, bfloat16, and 8-bit integers with a scale
-for each row and column. Sums are float32, or int32 of 8-bit integers."""
+FLOAT, BFLOAT, INT8, INT16 = range(4)
+"""The kinds of numbers that a layer's products multiply: float32, bfloat16, and integers of 8 or 16 bits with
+a scale for each row and column. Sums are float32, or int32 of integers."""
 
 
 def fits(dim: int, heads: int, inner: int) -> bool:

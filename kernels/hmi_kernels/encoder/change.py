@@ -1,11 +1,11 @@
 """Tenants' modules on their own rows: low-rank changes inside a product, bottlenecks beside one,
-LayerNorms."""
+LayerNorms. A kind is here that of modules, FLOAT or BFLOAT; see `tile.around`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT
+from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder.ahead import AHEAD_FIELDS, FETCHED, FIRST, LAST, MODULE, RUN_FIELDS
 from hmi_kernels.encoder.product import MATRIX_FIELDS, PANELS, WORDS, even, tile
 from hmi_kernels.encoder.room import (
@@ -66,9 +66,9 @@ def lowered(
     width, activation = low_width(change), get(change, ACTIVATION)
     to = low if kind == FLOAT else scratch
     rank = get(change, MATRIX + WORDS) * (1 if kind == FLOAT else 2)
-    begin, end, of_module = first * rank // 8, (last * rank + 7) // 8, FLOAT if kind == FLOAT else BFLOAT
+    begin, end = first * rank // 8, (last * rank + 7) // 8
     panel, code, columns = get(change, DOWN), get(room, LOWER_CODE), get(change, COLUMNS)
-    call_lower(code, of_module, columns, begin, end, n, a, step, words, panel, to, 4 * width)
+    call_lower(code, kind, columns, begin, end, n, a, step, words, panel, to, 4 * width)
     for i in range(n):
         if activation != NONE:
             activated(to + 4 * width * i, get(change, DOWN_BIAS), activation, width // 16)
@@ -137,10 +137,9 @@ def bottleneck(kind: Any, room: Any, change: Any, n: Any, source: Any, d: Any, y
         for i in range(n):
             to_bfloats(source + 4 * d * i, rows + 2 * d * i, d // 16)
     lowered(room, kind, change, 0, 1, n, a, step, words, scratch, low)
-    of_module = FLOAT if kind == FLOAT else BFLOAT
     low_step = low_width(change) * (4 if kind == FLOAT else 2)
     for p in range(d // 64):
-        tile(room, of_module, change + 8 * MATRIX, p, n, low, low_step, 0, 0, 1, 0, 0, scratch, STRIDE)
+        tile(room, kind, change + 8 * MATRIX, p, n, low, low_step, 0, 0, 1, 0, 0, scratch, STRIDE)
         for i in range(n):
             added(scratch + STRIDE * i, y + 4 * d * i + STRIDE * p, 4)
 

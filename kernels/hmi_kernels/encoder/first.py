@@ -79,7 +79,7 @@ def keys_changed(
     x float32 [n, d]: a text's rows; q: its query. pulled: room for 4 · width bytes for each rank.
     """
     words, step = get(change, MATRIX + WORDS), 4 * low_width(change)
-    rank, of_module = words * (1 if kind == FLOAT else 2), FLOAT if kind == FLOAT else BFLOAT
+    rank = words * (1 if kind == FLOAT else 2)
     up, low, more = get(change, MATRIX + PANELS), get(room, rooms.TILE), get(room, rooms.SPARE)
     for h in range(heads):
         column, mine, to = d + h * (d // heads), q + 4 * h * (d // heads), pulled + 4 * h
@@ -96,7 +96,7 @@ def keys_changed(
                 to_bfloats(a + 4 * d * r, get(room, rooms.BFLOATS) + 2 * d * r, d // 16)
             a, a_step = get(room, rooms.BFLOATS), 2 * d
         down, columns, code = get(change, DOWN), get(change, COLUMNS), get(room, rooms.LOWER_CODE)
-        call_lower(code, of_module, columns, begin, end, rows, a, a_step, a_step // 4, down, low, step)
+        call_lower(code, kind, columns, begin, end, rows, a, a_step, a_step // 4, down, low, step)
         narrow = get(room, rooms.NARROW_CODE)
         call_narrow(narrow, width, rows, low + 4 * rank, step, rank, pulled, 4 * width, more, 4 * width)
         added(more, scores + 4 * width * i, rows * width // LANES)

@@ -7,9 +7,9 @@ from typing import Any
 
 from numba.core.registry import cpu_target
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 
-NEEDS = {FLOAT: (), BFLOAT: ("avx512bf16",), INT8: ("avx512vnni", "avx512bf16")}
+NEEDS = {FLOAT: (), BFLOAT: ("avx512bf16",), INT8: ("avx512vnni", "avx512bf16"), INT16: ("avx2",)}
 """The LLVM features that a kind needs. Modules of int8 layers are bfloat16."""
 
 

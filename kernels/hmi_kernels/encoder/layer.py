@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import fetch
 from hmi_kernels.encoder.attention import attend
@@ -34,6 +34,7 @@ from hmi_kernels.encoder.first import GROUP, attend_turned, turn_queries, valued
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import copied
+from hmi_kernels.encoder.tile import around
 from hmi_kernels.jit import get, load_i64, put, whole
 
 KIND, DIM, INNER, HEADS, EPS, FACTOR, GAIN1, BIAS1, GAIN2, BIAS2, RELATIVE, RELATIVE_STEP = range(12)
@@ -42,8 +43,8 @@ LAYER_FIELDS = 12 + 6 * MATRIX_FIELDS
 """A layer: its kind of numbers, its sizes (INNER: of the FFN); EPS and FACTOR, the bits of float32 numbers;
 addresses of gains and biases; relative attention as `attend` takes it, steps of 0 for none; four matrices.
 Layers whose first rows may be wanted alone also have KEYS, each head's part of K transposed, one after
-another; and, if they are int8, VALUES: V in bfloat16, with the addresses of a matrix that begins with Q and
-K."""
+another; and, if they are integers, VALUES: V in what is `around` them, with the addresses of a matrix that
+begins with Q and K."""
 BLOCK = 128
 """Rows of a block, unless one text has more."""
 
@@ -82,7 +83,7 @@ def product(
     A part of the matrix, and of the changes' low-rank rows, is as many columns as the layer has dimensions.
     """
     kind, part = get(layer, KIND), get(layer, DIM) // 64
-    set_changes(kind, room, runs, count, slot, first // part, last // part)
+    set_changes(around(kind), room, runs, count, slot, first // part, last // part)
     multiply(room, kind, layer + 8 * matrix, n, first, last, part, c, c_step)
 
 
@@ -105,23 +106,24 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
     """Compute everything after attention, from CONTEXT and x float32 [n, dim] to out."""
     kind, d, inner, eps = get(layer, KIND), get(layer, DIM), get(layer, INNER), get(layer, EPS)
     y, middle, part = get(room, rooms.CONTEXT), get(room, rooms.MIDDLE), get(layer, DIM) // 64
+    near = around(kind)
     operand(kind, room, y, n, d)
     product(layer, room, OUT, ON_OUT, runs, count, n, 0, part, middle, 4 * d)
-    changed(kind, room, runs, count, ATTN, x, d, middle)
-    changed(kind, room, runs, count, AFTER_ATTN, middle, d, middle)
+    changed(near, room, runs, count, ATTN, x, d, middle)
+    changed(near, room, runs, count, AFTER_ATTN, middle, d, middle)
     gain, bias = get(layer, GAIN1), get(layer, BIAS1)
     normalised(room, runs, count, NORM1, middle, x, gain, bias, eps, d, middle)
     operand(kind, room, middle, n, d)
-    set_changes(kind, room, runs, count, ON_IN, 0, 1)
-    wide, wide_step = get(room, rooms.WIDE), inner * (4 if kind == FLOAT else 2)
+    set_changes(near, room, runs, count, ON_IN, 0, 1)
+    wide, wide_step = get(room, rooms.WIDE), inner * (4 if near == FLOAT else 2)
     multiply_gelu(room, kind, layer + 8 * IN_FFN, n, inner // 64, wide, wide_step)
     wide_operand(kind, room, n, inner)
     fetch(room, get(room, rooms.NEXT_RUNS), get(room, rooms.NEXT_COUNT), True, part)
     product(layer, room, OUT_FFN, ON_FFN, runs, count, n, 0, part, y, 4 * d)
-    changed(kind, room, runs, count, FFN, middle, d, y)
-    changed(kind, room, runs, count, AFTER_FFN, y, d, y)
+    changed(near, room, runs, count, FFN, middle, d, y)
+    changed(near, room, runs, count, AFTER_FFN, y, d, y)
     gain, bias = get(layer, GAIN2), get(layer, BIAS2)
-    changed_after_norm(kind, room, runs, count, y, middle, gain, bias, eps, d)
+    changed_after_norm(near, room, runs, count, y, middle, gain, bias, eps, d)
     normalised(room, runs, count, NORM2, y, middle, gain, bias, eps, d, out)
 
 
@@ -145,11 +147,11 @@ def attend_first(
     layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, at: Any
 ) -> None:
     """CONTEXT = attention of the first rows of up to GROUP texts, whose queries are QUERIES from row `at`
-    on. In int8 its two products are bfloat16: one rounding for each text and head does not average out as
+    on. Its two products are no integers: one rounding for each text and head does not average out as
     those of all rows do."""
     kind, d, heads, n = get(layer, KIND), get(layer, DIM), get(layer, HEADS), end - begin
     q, context, means = 4 * d * at + get(room, rooms.QUERIES), 4 * d * at, get(room, rooms.MEANS)
-    of_first = FLOAT if kind == FLOAT else BFLOAT
+    of_first = around(kind)
     turn_queries(of_first, room, layer + 8 * KEYS, q, n, d, heads, means)
     factor, relative, relative_step = get(layer, FACTOR), get(layer, RELATIVE), get(layer, RELATIVE_STEP)
     for t in range(begin, end):
@@ -174,7 +176,7 @@ def attend_first(
         )
     runs = get(room, rooms.RUNS)
     count = set_runs(0, begin, end, modules, runs)
-    matrix = layer + 8 * (VALUES if kind == INT8 else QKV)
+    matrix = layer + 8 * (QKV if kind == of_first else VALUES)
     valued(of_first, room, matrix, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, ahead, fits
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16, ahead, fits
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import layer as of_layer
 from hmi_kernels.encoder import product as of_matrix
@@ -27,12 +27,13 @@ from hmi_kernels.encoder.pack import (
     put_change,
     put_matrix,
 )
-from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, around
 
 __all__ = [
     "BFLOAT",
     "FLOAT",
     "INT8",
+    "INT16",
     "RELU",
     "SILU",
     "Floats",
@@ -201,7 +202,7 @@ class Room(Buffers):
         wide = max(dim, inner)
         return {
             of_room.BFLOATS: 2 * rows * dim,
-            of_room.BYTES: rows * wide,
+            of_room.NUMBERS: 2 * rows * wide,
             of_room.SCALES: 4 * rows,
             of_room.QKV: 12 * rows * dim,
             of_room.QUERIES: 4 * rows * dim,
@@ -337,10 +338,10 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
 def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int, places: Places) -> None:
     """KEYS and VALUES; see `layer.LAYER_FIELDS`."""
     (weight, bias), dim = weights.qkv, weights.out[0].shape[0]
-    of_first = FLOAT if kind == FLOAT else BFLOAT
+    of_first = around(kind)
     turned = weight[dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
     keys = pack_matrix(of_first, turned, np.zeros(len(turned), np.float32))
     put_matrix(record, of_layer.KEYS, keys, places)
-    if kind == INT8:
+    if kind != of_first:
         values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
         put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)

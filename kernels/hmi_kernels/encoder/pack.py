@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import product as of_matrix
-from hmi_kernels.encoder.tile import STRIDE
+from hmi_kernels.encoder.tile import STRIDE, around, levels
 
 Record = NDArray[np.int64]
 Memory = NDArray[np.uint8]
@@ -70,7 +70,7 @@ class Places:
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
-PER_WORD = {FLOAT: 1, BFLOAT: 2, INT8: 4}
+PER_WORD = {FLOAT: 1, BFLOAT: 2, INT8: 4, INT16: 2}
 """Numbers in a 32-bit word."""
 COLUMNS = 64
 """Of a panel."""
@@ -91,19 +91,19 @@ class Matrix:
     bias: Floats
     """[out]."""
     shared: NDArray[np.int32]
-    """[out / 64, 2, 64] of int8 matrices: the bits of the columns' float32 scales; 128 times their sums."""
+    """[out / 64, 2, 64] for integers: bits of the columns' float32 scales; 128 times their sums, in int8."""
     words: int
     """32-bit words of a row."""
 
 
 def pack_matrix(kind: int, weight: Floats, bias: Floats) -> Matrix:
-    """weight [out, in], out a multiple of 64 and in of 4. In int8, each output has a scale of its own."""
+    """weight [out, in], out a multiple of 64 and in of 4. Of integers, each output has a scale of its own."""
     shared = np.zeros((0, 2, COLUMNS), np.int32)
     numbers: Array
-    if kind == INT8:
-        scale = np.maximum(np.abs(weight).max(1), 1e-30) / 127
-        numbers = np.rint(weight / scale[:, None]).astype(np.int8)
-        offset = 128 * numbers.astype(np.int32).sum(1)
+    if kind in (INT8, INT16):
+        scale = np.maximum(np.abs(weight).max(1), 1e-30) / (127 if kind == INT8 else levels(weight.shape[1]))
+        numbers = np.rint(weight / scale[:, None]).astype(np.int8 if kind == INT8 else np.int16)
+        offset = (128 if kind == INT8 else 0) * numbers.astype(np.int32).sum(1)
         both = np.stack([scale.astype(np.float32).view(np.int32), offset.astype(np.int32)])
         shared = np.ascontiguousarray(both.reshape(2, -1, COLUMNS).swapaxes(0, 1))
     else:
@@ -161,7 +161,7 @@ class MatrixChange:
 
 def pack_change(kind: int, parts: Sequence[LowRank | None]) -> MatrixChange:
     """parts: q, k and v of a joint matrix, or one. Ranks may differ, and a part may be missing."""
-    kind = FLOAT if kind == FLOAT else BFLOAT
+    kind = around(kind)
     per_word = PER_WORD[kind]
     given = [part for part in parts if part is not None]
     (size_in,), (size_out,) = {p.down.shape[1] for p in given}, {p.up.shape[0] for p in given}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT
 from hmi_kernels.encoder.ahead import LINE, set_fetches
 from hmi_kernels.encoder.room import CHANGES, FETCHES, SCALES, STEP, TILE, TILE_CODE, A
 from hmi_kernels.encoder.rowwise import gelu_bfloats, gelu_floats
-from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, call_tile
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, around, call_tile
 from hmi_kernels.jit import get, prefetch, whole
 
 PANELS, BIAS, SHARED, WORDS = range(4)
 MATRIX_FIELDS = 4
-"""A matrix: addresses of its panels, of its bias (float32) and, in int8, of 64 scales (float32) and 64
+"""A matrix: addresses of its panels, of its bias (float32) and, of integers, of 64 scales (float32) and 64
 offsets (int32) for each panel; words of a row."""
 
 
@@ -60,7 +60,7 @@ def tile(
     if t == 0:
         for i in range(0, STRIDE, LINE):
             prefetch(bias + STRIDE + i)
-        for i in range(0, 2 * STRIDE if kind == INT8 else 0, LINE):
+        for i in range(0, 2 * STRIDE if kind > BFLOAT else 0, LINE):
             prefetch(shared + 2 * STRIDE + i)
     code, fetches = get(room, TILE_CODE), room + 8 * FETCHES
     set_fetches(room, panel, words, n, t, tiles)
@@ -88,7 +88,7 @@ def multiply(
 def multiply_gelu(room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out: Any, out_step: Any) -> None:
     """out [rows, 64 panels] = GELU(the operand · matrix + bias + the rows' changes).
 
-    out is bfloat16, but float32 if the kind is.
+    out is float32 or bfloat16; see `around`.
     """
     a, step, scratch, changes = get(room, A), get(room, STEP), get(room, TILE), get(room, CHANGES)
     tiles = tiles_of(rows)
@@ -98,7 +98,7 @@ def multiply_gelu(room: Any, kind: Any, matrix: Any, rows: Any, panels: Any, out
             n = share(rows - r, tiles - t)
             tile(room, kind, matrix, p, n, a + r * step, step, r, t, tiles, changes, 0, scratch, STRIDE)
             for i in range(n):
-                if kind == FLOAT:
+                if around(kind) == FLOAT:
                     gelu_floats(scratch + i * STRIDE, out + (r + i) * out_step + p * STRIDE, 4)
                 else:
                     gelu_bfloats(scratch + i * STRIDE, out + (r + i) * out_step + p * STRIDE // 2, 4)

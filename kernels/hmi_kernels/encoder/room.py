@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
-from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, to_bfloats
-from hmi_kernels.encoder.tile import FETCH_FIELDS
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
+from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, floats_to_shorts, to_bfloats
+from hmi_kernels.encoder.tile import FETCH_FIELDS, around, levels
 from hmi_kernels.jit import get, put, whole
 
 (
@@ -16,7 +16,7 @@ from hmi_kernels.jit import get, put, whole
     READ_STEP,
     READ_WORDS,
     BFLOATS,
-    BYTES,
+    NUMBERS,
     SCALES,
     QKV,
     QUERIES,
@@ -65,11 +65,24 @@ def _put(room: Any, a: Any, step: Any, read: Any, read_step: Any, read_words: An
 
 
 @whole
+def _shortened(room: Any, x: Any, n: Any, width: Any) -> None:
+    """Let the next product read n rows of float32 [n, width] as 16-bit integers."""
+    numbers, most = get(room, NUMBERS), levels(width)
+    for i in range(n):
+        scale = get(room, SCALES) + 4 * i
+        floats_to_shorts(x + 4 * width * i, numbers + 2 * width * i, scale, most, width // 16)
+    put(room, A, numbers)
+    put(room, STEP, 2 * width)
+
+
+@whole
 def operand(kind: Any, room: Any, x: Any, n: Any, width: Any) -> None:
     """Make n rows of float32 [n, width] the operand of the next product."""
-    bfloats, numbers, scales = get(room, BFLOATS), get(room, BYTES), get(room, SCALES)
-    if kind == FLOAT:
+    bfloats, numbers, scales = get(room, BFLOATS), get(room, NUMBERS), get(room, SCALES)
+    if around(kind) == FLOAT:
         _put(room, x, 4 * width, x, 4 * width, width)
+        if kind == INT16:
+            _shortened(room, x, n, width)
         return
     for i in range(n):
         to_bfloats(x + 4 * width * i, bfloats + 2 * width * i, width // 16)
@@ -84,9 +97,11 @@ def operand(kind: Any, room: Any, x: Any, n: Any, width: Any) -> None:
 @whole
 def wide_operand(kind: Any, room: Any, n: Any, width: Any) -> None:
     """Make the rows in WIDE the operand. They are float32 or bfloat16 already."""
-    wide, numbers = get(room, WIDE), get(room, BYTES)
-    size = 4 if kind == FLOAT else 2
+    wide, numbers = get(room, WIDE), get(room, NUMBERS)
+    size = 4 if around(kind) == FLOAT else 2
     _put(room, wide, size * width, wide, size * width, width * size // 4)
+    if kind == INT16:
+        _shortened(room, wide, n, width)
     if kind == INT8:
         for i in range(n):
             bfloats_to_bytes(

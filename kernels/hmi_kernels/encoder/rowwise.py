@@ -20,6 +20,7 @@ from hmi_kernels.encoder.vectors import (
     I32,
     I64,
     LANES,
+    SHORTS,
     WORDS,
     Vectors,
     vectorised,
@@ -194,9 +195,12 @@ def softmax(v: Vectors, scores: Any, keys: Any, factor: Any, plus: Any, more: An
     each_vector(v, count, lambda i: v.store(b.fmul(v.load(place(v, i, scores)), part), place(v, i, scores)))
 
 
-def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count: Any) -> None:
-    """source, target, scale, count: uint8 = 128 + round(x / scale), where scale = the largest |x| / 127."""
-    b = v.b
+def _integers(
+    v: Vectors, kind: Any, source: Any, target: Any, scale_at: Any, most: Any, plus: int, to: Any, count: Any
+) -> None:
+    """target = plus + round(x / scale), where scale = the largest |x| / most, an int64. `to`: a vector of
+    integers."""
+    b, most = v.b, v.b.sitofp(most, F32)
 
     def read(i: Any) -> Any:
         return (
@@ -213,14 +217,25 @@ def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count
 
     def second(i: Any) -> None:
         whole = v.call("llvm.rint.v16f32", FLOATS, b.fmul(read(i), by))
-        number = b.add(b.fptosi(whole, WORDS), ir.Constant(WORDS, [128] * LANES))
-        v.store(b.trunc(number, BYTES), place(v, i, target, 1))
+        number = b.add(b.fptosi(whole, WORDS), ir.Constant(WORDS, [plus] * LANES))
+        v.store(b.trunc(number, to), place(v, i, target, to.element.width // 8))
 
-    (most,) = v.loop(count, [b.bitcast(v.const(1e-30), WORDS)], first)
-    highest = b.bitcast(v.folded(most, larger), F32)
-    v.store(b.fdiv(highest, F32(127.0)), scale_at)
-    by = v.spread(b.fdiv(F32(127.0), highest))
+    (largest,) = v.loop(count, [b.bitcast(v.const(1e-30), WORDS)], first)
+    highest = b.bitcast(v.folded(largest, larger), F32)
+    v.store(b.fdiv(highest, most), scale_at)
+    by = v.spread(b.fdiv(most, highest))
     each_vector(v, count, second)
 
 
+def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count: Any) -> None:
+    """source, target, scale, count: uint8 = 128 + round(x / scale), where scale = the largest |x| / 127."""
+    _integers(v, kind, source, target, scale_at, I64(127), 128, BYTES, count)
+
+
 floats_to_bytes, bfloats_to_bytes = (vectorised(4)(partial(_bytes, kind)) for kind in (FLOATS, BFLOATS))
+
+
+@vectorised(5)
+def floats_to_shorts(v: Vectors, source: Any, target: Any, scale_at: Any, most: Any, count: Any) -> None:
+    """target int16 = round(source / scale), where scale = the largest |source| / most."""
+    _integers(v, FLOATS, source, target, scale_at, most, 0, SHORTS, count)

@@ -1,9 +1,9 @@
 """The innermost product: up to eight rows times a panel of 64 columns, in registers.
 
-All kinds of numbers share one form. A row is a sequence of 32-bit words, each of 1 float, 2 bfloats or 4
-bytes; a panel has for each word 64 columns of the same shape. One instruction multiplies a word, spread over
-16 lanes, with 16 columns and adds the products of each lane to the lane's sum. So a row's result is the same
-bits whatever rows stand beside it.
+All kinds of numbers share one form. A row is a sequence of 32-bit words, each of 1 float, 2 bfloats, 2 shorts
+or 4 bytes; a panel has for each word 64 columns of the same shape. One or two instructions multiply a word,
+spread over 16 lanes, with 16 columns and add the products of each lane to the lane's sum. So a row's result
+is the same bits whatever rows stand beside it.
 
 A second product, a tenant's low-rank change, is added to the stored sums. Each row of a tile may have a
 change of its own, so tiles do not end where a tenant's rows end.
@@ -15,9 +15,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 from hmi_kernels.encoder.isa import able, has
-from hmi_kernels.encoder.vectors import BF16, F32, FLOATS, I8, I32, I64, LANES, WORDS, Vectors, vectorised
+from hmi_kernels.encoder.vectors import (
+    BF16,
+    F32,
+    FLOATS,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    WORDS,
+    Vectors,
+    vectorised,
+)
 from hmi_kernels.jit import calling, ir, whole
 
 VECTORS, STRIDE = 4, 256
@@ -27,11 +39,27 @@ ROWS, SUMS = (8, 24) if has("avx512f") else (6, 6)
 registers of AVX-512; 6 sums of two registers each fit the 16 of AVX2."""
 CHAINS = SUMS // 6
 """Sums of one row with one group of columns, on the way down: 6 x 4 fit the registers of AVX-512."""
+_SCALED = INT8, INT16
+"""The kinds whose products are integers."""
 CHANGED_FIELDS = 4
 """Words of a row's record of its change; see `tile`."""
 FETCH_FIELDS = 4
 """Words of what a tile fetches; see `tile`."""
 _PAIRS, _QUADS = ir.VectorType(BF16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
+_SHORTS = ir.VectorType(I16, 2 * LANES)
+
+
+@whole
+def around(kind: Any) -> Any:
+    """The kind of all that is around a layer's own products, modules too: FLOAT or BFLOAT."""
+    return BFLOAT if kind in (BFLOAT, INT8) else FLOAT
+
+
+@whole
+def levels(width: Any) -> Any:
+    """The largest 16-bit integer of rows and columns of so many numbers: no sum of their products can exceed
+    an int32."""
+    return int((2147483647 / width) ** 0.5)
 
 
 def _wide(rows: int, vectors: int = VECTORS) -> int:
@@ -47,7 +75,21 @@ def _dot(v: Vectors, kind: int, total: Any, word: Any, columns: Any) -> Any:
     if kind == INT8:
         word, columns = v.b.bitcast(word, _QUADS), v.b.bitcast(columns, _QUADS)
         return v.call("llvm.x86.avx512.vpdpbusd.512", WORDS, total, word, columns)
+    if kind == INT16:
+        return v.b.add(total, _short_products(v, v.b.bitcast(word, _SHORTS), v.b.bitcast(columns, _SHORTS)))
     return v.fma(v.b.bitcast(word, FLOATS), v.b.bitcast(columns, FLOATS), total)
+
+
+def _short_products(v: Vectors, word: Any, columns: Any) -> Any:
+    """The sums of each two neighbours' products."""
+    if has("avx512bw"):
+        return v.call("llvm.x86.avx512.pmaddw.d.512", WORDS, word, columns)
+    half = ir.VectorType(I32, LANES // 2)
+    low, high = (
+        v.call("llvm.x86.avx2.pmadd.wd", half, v.picked(word, lanes), v.picked(columns, lanes))
+        for lanes in (range(LANES), range(LANES, 2 * LANES))
+    )
+    return v.b.shuffle_vector(low, high, ir.Constant(WORDS, list(range(LANES))))
 
 
 def _products(
@@ -120,7 +162,8 @@ def _halved(v: Vectors, x: Any) -> Any:
 
 
 def _zeros(kind: int, count: int) -> list[Any]:
-    return [ir.Constant(WORDS if kind == INT8 else FLOATS, [0 if kind == INT8 else 0.0] * LANES)] * count
+    zero = ir.Constant(WORDS, [0] * LANES) if kind in _SCALED else ir.Constant(FLOATS, [0.0] * LANES)
+    return [zero] * count
 
 
 def _stored(v: Vectors, sums: list[Any], rows: int, c: Any, c_step: Any) -> None:
@@ -169,9 +212,9 @@ def _rows(
             lines[i] = v.at(lines[i], v.b.mul(words, lines[i + 1]))
         for j, column in enumerate(columns):
             plus = v.load(v.at(bias, column))
-            by_column = v.load(v.at(shared, column)) if kind == INT8 else None
+            by_column = v.load(v.at(shared, column)) if kind in _SCALED else None
             for k, r in ((wide * r + j, r) for r in range(rows)):
-                if kind == INT8:
+                if kind in _SCALED:
                     by_row = v.spread(v.load(v.at(scales, 4 * r), F32))
                     sums[k] = v.fma(v.b.fmul(v.floats(sums[k]), by_column), by_row, plus)
                 else:
@@ -206,8 +249,8 @@ def _changed(
                     for i in range(count)
                     for j in range(wide)
                 ]
-                of_module, columns = FLOAT if kind == FLOAT else BFLOAT, v.at(panel, first)
-                sums = _products(v, of_module, sums, count, low, step, words, columns, I64(STRIDE))
+                columns = v.at(panel, first)
+                sums = _products(v, around(kind), sums, count, low, step, words, columns, I64(STRIDE))
                 _stored(v, sums, count, at, c_step)
             return []
 
@@ -262,8 +305,8 @@ def _lowered(
     v.switch(n, {rows: partial(product, rows) for rows in range(1, ROWS + 1)})
 
 
-_tile_floats, _tile_bfloats, _tile_bytes = (
-    vectorised(14)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8)
+_tile_floats, _tile_bfloats, _tile_bytes, _tile_shorts = (
+    vectorised(14)(partial(_tile, kind)) for kind in (FLOAT, BFLOAT, INT8, INT16)
 )
 _narrow1, _narrow2, _narrow4 = (vectorised(8)(partial(_narrow, wide)) for wide in (1, 2, VECTORS))
 _lowered2, _lowered4, _lowered8 = (
@@ -300,19 +343,20 @@ def tile(
 ) -> None:
     """c float32 [n, 64] = a [n] · panel + bias + each row's change; n is at most ROWS.
 
-    scales, shared: of int8, each row's scale, and the panel's 64 scales and offsets. changes: 0, or a record
-    of CHANGED_FIELDS words for each row: the address of its low-rank numbers, words of one part of them (0:
-    no change), its panels up, and the number of first parts that do not change. The addresses are as if those
-    were there, too. Of these the tile takes part `part` and panel p. fetches: the
-    address of FETCH_FIELDS words, twice an address and what is added to it at each word: a line is fetched
-    from there.
+    scales, shared: of integers, each row's scale, and the panel's 64 scales and offsets. changes: 0, or a
+    record of CHANGED_FIELDS words for each row: the address of its low-rank numbers, words of one part of
+    them (0: no change), its panels up, and the number of first parts that do not change. The addresses are as
+    if those were there, too. Of these the tile takes part `part` and panel p. fetches: the address of
+    FETCH_FIELDS words, twice an address and what is added to it at each word: a line is fetched from there.
     """
     if kind == BFLOAT:
         _tile_bfloats(n, a, step, words, panel, bias, 0, 0, changes, p, part, fetches, c, c_step)
     elif kind == FLOAT:
         _tile_floats(n, a, step, words, panel, bias, 0, 0, changes, p, part, fetches, c, c_step)
-    else:
+    elif kind == INT8:
         _tile_bytes(n, a, step, words, panel, bias, scales, shared, changes, p, part, fetches, c, c_step)
+    else:
+        _tile_shorts(n, a, step, words, panel, bias, scales, shared, changes, p, part, fetches, c, c_step)
 
 
 @whole

@@ -35,7 +35,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 BF16 = _BFloat()
 FLOATS, WORDS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-BFLOATS, BYTES = ir.VectorType(BF16, LANES), ir.VectorType(I8, LANES)
+BFLOATS, BYTES, SHORTS = (ir.VectorType(kind, LANES) for kind in (BF16, I8, I16))
 
 
 class Vectors:

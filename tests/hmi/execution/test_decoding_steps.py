@@ -40,7 +40,7 @@ ON_DEVICES = [
 ]
 """A device, a precision, and a way of computing modules."""
 WAYS = ["plain", *available(), *ON_DEVICES]
-NEAR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3}
+NEAR = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.3, "int16": 0.02}
 """Of logits whose standard deviation is some 1.4."""
 
 

@@ -182,6 +182,7 @@ def test_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastest(found, "bf16") == bf16
     assert fastest(found, "int8") == int8
     assert fastest([packed], "int8") == packed
+    assert fastest([*found, measured("fused int16", 50, 30)], "auto").name == "fused int16"
     assert fastest([packed, measured("fused bf16", 1, 1, 0.998)], "auto") == packed
 
 
