@@ -41,6 +41,8 @@ class ClusterPlan:
     tenants: int = 300
     pairs: int = 5
     seconds: float = 4.0
+    streams: int = 1
+    """HMI's compute threads."""
     warm_calls: int = 3
     """Calls for each tenant's model that a replica may keep, before it is measured."""
 

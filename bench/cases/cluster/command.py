@@ -19,6 +19,7 @@ PYTHON = click.Path(exists=True, dir_okay=False, path_type=Path)
     amount("--tenants", 300, click.IntRange(1, 10_000), "Tenants."),
     amount("--pairs", 5, click.IntRange(1, 100), "Turns, in which all arms run once."),
     amount("--seconds", 4.0, click.FloatRange(0.05), "Duration of an arm's run."),
+    amount("--streams", 1, click.IntRange(1, 64), "HMI's compute threads. Ray Serve has two replicas."),
     quick_flag("Few tenants and one short run"),
 )
 def cluster(
@@ -28,6 +29,7 @@ def cluster(
     tenants: int,
     pairs: int,
     seconds: float,
+    streams: int,
     quick: bool,
 ) -> Rows:
     """HMI beside Ray Serve. --data names a folder that keeps HMI's tenants for later runs.
@@ -38,5 +40,5 @@ def cluster(
     from bench.cases.cluster.beside import ClusterPlan
     from bench.cases.cluster.run import run
 
-    plan = ClusterPlan(4, 1, 1.0) if quick else ClusterPlan(tenants, pairs, seconds)
+    plan = ClusterPlan(4, 1, 1.0) if quick else ClusterPlan(tenants, pairs, seconds, streams)
     return run(plan, peer_python, only, session.data, notes.print)

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,7 @@ def router(given: argparse.Namespace) -> Any:
             self._session: Any = None
             spec: Any = importlib.util.spec_from_file_location("ring", given.ring)
             ring: Any = importlib.util.module_from_spec(spec)
+            sys.modules["ring"] = ring  # where its dataclasses look for it
             spec.loader.exec_module(ring)
             self._ranked = ring.ranked
 

@@ -57,8 +57,7 @@ def _hosts(bench: Bench, arms: Sequence[str], report: Report) -> Iterator[Figure
     plan, home = bench.plan, bench.home
     report("the peer's models")
     folder = bench.write()
-    # Ray Serve computes in two replicas. HMI gets as many threads.
-    arm = hmi(copied(home, bench.folder / "alone"), *NO_JOBS, "--streams", "2")
+    arm = hmi(copied(home, bench.folder / "alone"), *NO_JOBS, "--streams", str(plan.streams))
     with running(arm, bench.folder) as alone:
         chosen = wait_chosen(alone, bench.sender, home, plan.pairs == 1)
         asked = [target(alone.arm, home, i) for i in range(plan.tenants)]

@@ -80,8 +80,12 @@ def told(lab: Lab, data: bytes, key: str = "", timeout_s: float = 60.0) -> tuple
 
 
 def channel_to(lab: Lab) -> Any:
-    port = lab.arguments[lab.arguments.index(flag("grpc_port")) + 1]
-    return grpc.insecure_channel(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{lab.arguments[lab.arguments.index(flag('grpc_port')) + 1]}"
+    ca, pair = lab.client.ca, lab.client.certificate
+    if ca is None or pair is None:
+        return grpc.insecure_channel(address)
+    trusted, shown = (Path(file).read_bytes() for file in (ca, pair))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted, shown, shown))
 
 
 def embed_by_message(lab: Lab, tenant: str) -> list[float]:
@@ -430,12 +434,14 @@ def test_servers_with_tls_trust_only_their_authorities(
         cert, key = ours.issue(name)
         files = {"tls_cert": cert, "tls_key": key, "tls_client_ca": ours.file, "node_ca": trusts.file}
         flags = [part for name, file in files.items() for part in (flag(name), str(file))]
+        flags += [flag("grpc_port"), str(free_port())]
         return nodes.start(name, "replica", *flags, trusted=ours.file, shown=ours.both(f"{name}-client"))
 
     pair = trusting, mistaken = started("fourth", ours), started("fifth", theirs)
     wait_until(lambda: all(len(listed(lab)) == 2 for lab in pair))
     for lab, other in (pair, pair[::-1]):
         assert {tenant: embed(lab, tenant) for tenant in TENANTS} == right
+        assert {tenant: embed_by_message(lab, tenant) for tenant in TENANTS} == right
         tenant = next(name for name in map("x{}".format, count()) if owner(list(pair), name) is other)
         with pytest.raises(HmiError, match="there is no model"):
             embed(lab, tenant)
