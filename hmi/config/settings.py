@@ -92,7 +92,7 @@ class Settings:
     background_bytes: Natural = 0
     """Memory that jobs `improve` may take together; 0 = what the machine, or the server's cgroup, has left. A
     job that does not fit waits, and `hmi job show` says so. After an hour it does without larger teachers."""
-    precision: Literal["auto", "fp32", "bf16", "int8", "int16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "int16", "int8"] = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16`, `int16` or `int8`, where the processor can; or
     `auto`, the fastest of all but int8 on this machine (`hmi profile`). int8 is less accurate; the others are
     as good as fp32. Requests with `exact` always run in fp32."""

@@ -6,9 +6,9 @@ from typing import Literal
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 
-Precision = Literal["fp32", "bf16", "int8", "int16"]
+Precision = Literal["fp32", "bf16", "int16", "int8"]
 """The numbers that an executor's products multiply."""
-KINDS: dict[Precision, int] = {"fp32": FLOAT, "bf16": BFLOAT, "int8": INT8, "int16": INT16}
+KINDS: dict[Precision, int] = {"fp32": FLOAT, "bf16": BFLOAT, "int16": INT16, "int8": INT8}
 """The kernels' names of the precisions."""
 
 

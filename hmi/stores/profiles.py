@@ -31,7 +31,7 @@ MOST_MACHINES = 8
 class Measured(Record):
     """One executor on one machine."""
 
-    name: str = Field(pattern="^(packed fp32|fused (fp32|bf16|int8|int16))$")
+    name: str = Field(pattern="^(packed fp32|fused (fp32|bf16|int16|int8))$")
     us_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     """Microseconds of processor time a token, by the name of the measured batch."""
     cosine: float = Field(allow_inf_nan=False)

@@ -67,7 +67,7 @@ class ExecutionView(Answer):
         description="What runs, or for a root that is not in memory would run: usually the fastest that "
         "the setting HMI_PRECISION allows."
     )
-    precision: str = Field(description="What its products multiply: fp32, bf16, int8 or int16.")
+    precision: str = Field(description="What its products multiply: fp32, bf16, int16 or int8.")
     fault: str | None = Field(
         description="Why the root runs on the CPU although it began on a device: the device's error."
     )

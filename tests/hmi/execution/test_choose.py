@@ -87,7 +87,7 @@ def test_an_inaccurate_executor_is_not_taken(root: Root, monkeypatch: pytest.Mon
 
 
 def test_unknown_and_unavailable_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match="use auto, fp32, bf16, int8 or int16") as caught:
+    with pytest.raises(InvalidInput, match="use auto, fp32, bf16, int16 or int8") as caught:
         Settings(precision="fp16")
     assert caught.value.details["field"] == "precision"
     monkeypatch.setattr(choose, "available", lambda: ["fp32"])
