@@ -94,8 +94,8 @@ class Settings:
     job that does not fit waits, and `hmi job show` says so. After an hour it does without larger teachers."""
     precision: Literal["auto", "fp32", "bf16", "int16", "int8"] = "auto"
     """Numbers that the upper layers multiply: `fp32`; `bf16`, `int16` or `int8`, where the processor can; or
-    `auto`, the fastest of all but int8 on this machine (`hmi profile`). int8 is less accurate; the others are
-    as good as fp32. Requests with `exact` always run in fp32."""
+    `auto`, the fastest of all but int8 on this machine (`hmi profile`). int16 is the closest to fp32, then
+    bf16; int8 is less accurate. Requests with `exact` always run in fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the upper layers run: `cpu`; `cuda`, a CUDA device; or `auto`, a CUDA device if torch finds one
     and it agrees with the CPU. With a device, set `streams` to 2: one batch is then retrieved while another

@@ -27,6 +27,7 @@ from bench.harness.report import Figure, in_turn, median_ratio
 from hmi.core import ModuleSpec
 from hmi.errors import InvalidInput
 from hmi.execution.decoding.base import PAGE, Between
+from hmi.execution.decoding.choose import QUICK
 from hmi.execution.decoding.compiled import CompiledDecoder
 from hmi.execution.decoding.writing import Answer, Writing
 from hmi.execution.precision import Precision, available
@@ -328,7 +329,7 @@ def _with_forms(
     prompts: Sequence[list[int]],
     runs: int,
 ) -> Iterator[Figure]:
-    precision: Precision = "bf16" if "bf16" in available() else "fp32"
+    precision: Precision = next((name for name in QUICK if name in available()), "fp32")
     executor = CompiledDecoder(upper, TOGETHER * (PROMPT // PAGE + 3), precision)
     writer = Writing(executor, found_rows(lower), guesses=False)
     modules = [module_of(upper.shape, len(upper.layers), MODULE, seed) for seed in range(TOGETHER)]

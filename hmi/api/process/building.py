@@ -55,11 +55,11 @@ def build_engine(
     from hmi.engine import Engine
     from hmi.engine.admit.bundles import Bundles
     from hmi.execution.choose import check_precision
-    from hmi.execution.cuda.choose import check_device, on_device
+    from hmi.execution.cuda.choose import check_device, path
 
     settings = manager.settings
     check_device(settings.device)
-    if settings.precision == "int8" or not on_device(settings.device):
+    if path(settings.device, settings.precision)[0] is None:
         check_precision(settings.precision)
     stores = manager.registry, manager.plots, manager.adapters, manager.lowers
     settled = settings.precision, settings.device, settings.device_bytes

@@ -19,7 +19,7 @@ from hmi.model.sources.generative_root import UpperDecoder
 
 log = logging.getLogger("hmi.execution")
 QUICK: tuple[Precision, ...] = ("bf16", "int16")
-"""The precisions that are faster than fp32 and as good as it."""
+"""The precisions that are faster than fp32 and change little."""
 
 
 def step_executor(
@@ -49,13 +49,15 @@ def step_executor(
 
 def _on_cpu(upper: UpperDecoder, wanted: str, memory: int, least: int) -> StepExecutor:
     """least: the least number of pages."""
+    from hmi_kernels.encoder.tile import number_bytes
+
     from hmi.execution.decoding.compiled import CompiledDecoder  # which loads the kernels
 
     precision: Precision = next((kind for kind in KINDS if kind == wanted), "fp32")
     if wanted == "auto":
         here = available()
         precision = next((name for name in QUICK if name in here), "fp32")
-    pages = max(least, memory // page_bytes(upper, 4 if precision in ("fp32", "int16") else 2))
+    pages = max(least, memory // page_bytes(upper, number_bytes(KINDS[precision])))
     try:
         return CompiledDecoder(upper, pages, precision)
     except ValueError as error:

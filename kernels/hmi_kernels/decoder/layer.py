@@ -26,7 +26,7 @@ from hmi_kernels.encoder.change import CHANGE_FIELDS, set_changes, set_runs
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, share, tile, tiles_of
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import added, copied, to_bfloats
-from hmi_kernels.encoder.tile import ROWS, STRIDE, around
+from hmi_kernels.encoder.tile import ROWS, STRIDE, around, number_bytes
 from hmi_kernels.jit import get, load_i64, whole
 
 KIND, DIM, INNER, HEADS, KV_HEADS, HEAD, EPS, FACTOR, GAIN1, GAIN2, Q_GAIN, K_GAIN = range(12)
@@ -75,7 +75,7 @@ def norm_heads(x: Any, heads: Any, head: Any, gain: Any, eps: Any) -> None:
 def keep(layer: Any, row: Any, position: Any, turns: Any, table: Any, base: Any, page_bytes: Any) -> None:
     """Turn a row's queries and keys to its position, and write its keys and values into its page."""
     near, heads, kv_heads = around(get(layer, KIND)), get(layer, HEADS), get(layer, KV_HEADS)
-    head, size, eps = get(layer, HEAD), 4 if near == FLOAT else 2, get(layer, EPS)
+    head, size, eps = get(layer, HEAD), number_bytes(near), get(layer, EPS)
     keys = row + 4 * heads * head
     norm_heads(row, heads, head, get(layer, Q_GAIN), eps)
     norm_heads(keys, kv_heads, head, get(layer, K_GAIN), eps)
@@ -190,7 +190,7 @@ def run_block(
         rms_normed(x + 4 * d * i, get(layer, GAIN2), middle + 4 * d * i, eps, d // 16)
     operand(kind, room, middle, n, d)
     set_changes(around(kind), room, get(room, rooms.RUNS), count, ON_IN, 0, 2)
-    width = inner * (4 if around(kind) == FLOAT else 2)
+    width = inner * number_bytes(kind)
     multiply_swiglu(room, kind, layer + 8 * IN_FFN, n, inner // 64, get(room, rooms.WIDE), width)
     wide_operand(kind, room, n, inner)
     runs = get(room, rooms.NEXT_RUNS)

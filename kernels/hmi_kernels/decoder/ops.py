@@ -31,7 +31,7 @@ from hmi_kernels.encoder.pack import (
     put_change,
     put_matrix,
 )
-from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, around
+from hmi_kernels.encoder.tile import CHANGED_FIELDS, ROWS, STRIDE, number_bytes
 
 __all__ = [
     "BFLOAT",
@@ -235,7 +235,7 @@ class Pages:
 
     def __init__(self, count: int, layers: Layers) -> None:
         numbers = layers.kv_heads * 2 * PAGE * layers.head
-        self.layer_bytes = numbers * (4 if around(layers.kind) == FLOAT else 2)
+        self.layer_bytes = numbers * number_bytes(layers.kind)
         self.page_bytes = len(layers.addresses) * self.layer_bytes
         self._memory = np.empty(count * self.page_bytes + 64, np.uint8)  # pages are taken as they are written
         self.address = self._memory.ctypes.data + -self._memory.ctypes.data % 64

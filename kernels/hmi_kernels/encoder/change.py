@@ -1,5 +1,5 @@
 """Tenants' modules on their own rows: low-rank changes inside a product, bottlenecks beside one,
-LayerNorms. A kind is here that of modules, FLOAT or BFLOAT; see `tile.around`."""
+LayerNorms. Here a kind is that of modules, FLOAT or BFLOAT; see `tile.around`."""
 
 from __future__ import annotations
 

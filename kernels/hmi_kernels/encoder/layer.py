@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import FLOAT
 from hmi_kernels.encoder import room as rooms
 from hmi_kernels.encoder.ahead import fetch
 from hmi_kernels.encoder.attention import attend
@@ -34,7 +33,7 @@ from hmi_kernels.encoder.first import GROUP, attend_turned, turn_queries, valued
 from hmi_kernels.encoder.product import MATRIX_FIELDS, multiply, multiply_gelu
 from hmi_kernels.encoder.room import operand, wide_operand
 from hmi_kernels.encoder.rowwise import copied
-from hmi_kernels.encoder.tile import around
+from hmi_kernels.encoder.tile import around, number_bytes
 from hmi_kernels.jit import get, load_i64, put, whole
 
 KIND, DIM, INNER, HEADS, EPS, FACTOR, GAIN1, BIAS1, GAIN2, BIAS2, RELATIVE, RELATIVE_STEP = range(12)
@@ -115,7 +114,7 @@ def finish(layer: Any, room: Any, x: Any, n: Any, runs: Any, count: Any, out: An
     normalised(room, runs, count, NORM1, middle, x, gain, bias, eps, d, middle)
     operand(kind, room, middle, n, d)
     set_changes(near, room, runs, count, ON_IN, 0, 1)
-    wide, wide_step = get(room, rooms.WIDE), inner * (4 if near == FLOAT else 2)
+    wide, wide_step = get(room, rooms.WIDE), inner * number_bytes(kind)
     multiply_gelu(room, kind, layer + 8 * IN_FFN, n, inner // 64, wide, wide_step)
     wide_operand(kind, room, n, inner)
     fetch(room, get(room, rooms.NEXT_RUNS), get(room, rooms.NEXT_COUNT), True, part)
@@ -147,19 +146,19 @@ def attend_first(
     layer: Any, x: Any, offsets: Any, begin: Any, end: Any, modules: Any, plus: Any, room: Any, at: Any
 ) -> None:
     """CONTEXT = attention of the first rows of up to GROUP texts, whose queries are QUERIES from row `at`
-    on. Its two products are no integers: one rounding for each text and head does not average out as
+    on. Its two products do not multiply integers: one rounding for each text and head does not average out as
     those of all rows do."""
     kind, d, heads, n = get(layer, KIND), get(layer, DIM), get(layer, HEADS), end - begin
     q, context, means = 4 * d * at + get(room, rooms.QUERIES), 4 * d * at, get(room, rooms.MEANS)
-    of_first = around(kind)
-    turn_queries(of_first, room, layer + 8 * KEYS, q, n, d, heads, means)
+    near = around(kind)
+    turn_queries(near, room, layer + 8 * KEYS, q, n, d, heads, means)
     factor, relative, relative_step = get(layer, FACTOR), get(layer, RELATIVE), get(layer, RELATIVE_STEP)
     for t in range(begin, end):
         row, module = load_i64(offsets + 8 * t), load_i64(modules + 8 * t)
         change = 0 if module == 0 or get(module, ON_QKV + DOWN) == 0 else module + 8 * ON_QKV
         length, mine = load_i64(offsets + 8 * t + 8) - row, 4 * d * (t - begin)
         attend_turned(
-            of_first,
+            near,
             room,
             change,
             x + 4 * d * row,
@@ -176,8 +175,8 @@ def attend_first(
         )
     runs = get(room, rooms.RUNS)
     count = set_runs(0, begin, end, modules, runs)
-    matrix = layer + 8 * (QKV if kind == of_first else VALUES)
-    valued(of_first, room, matrix, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
+    matrix = layer + 8 * (QKV if kind == near else VALUES)
+    valued(near, room, matrix, means, n, d, heads, runs, count, context + get(room, rooms.CONTEXT))
 
 
 @whole

@@ -338,10 +338,10 @@ def _low_rank(found: LowRank | NormChange | None) -> LowRank | None:
 def _put_first_only(record: Record, kind: int, weights: LayerWeights, heads: int, places: Places) -> None:
     """KEYS and VALUES; see `layer.LAYER_FIELDS`."""
     (weight, bias), dim = weights.qkv, weights.out[0].shape[0]
-    of_first = around(kind)
+    near = around(kind)
     turned = weight[dim : 2 * dim].reshape(heads, -1, dim).swapaxes(1, 2).reshape(heads * dim, -1)
-    keys = pack_matrix(of_first, turned, np.zeros(len(turned), np.float32))
+    keys = pack_matrix(near, turned, np.zeros(len(turned), np.float32))
     put_matrix(record, of_layer.KEYS, keys, places)
-    if kind != of_first:
-        values = pack_matrix(of_first, weight[2 * dim :], bias[2 * dim :])
+    if kind != near:
+        values = pack_matrix(near, weight[2 * dim :], bias[2 * dim :])
         put_matrix(record, of_layer.VALUES, values, places, 2 * dim // COLUMNS)

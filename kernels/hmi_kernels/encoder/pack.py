@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16, INTEGERS, LENGTH, SHORT
 from hmi_kernels.encoder import change as of_change
 from hmi_kernels.encoder import product as of_matrix
-from hmi_kernels.encoder.tile import STRIDE, around, levels
+from hmi_kernels.encoder.isa import able
+from hmi_kernels.encoder.tile import STRIDE, around
 
 Record = NDArray[np.int64]
 Memory = NDArray[np.uint8]
@@ -97,11 +98,19 @@ class Matrix:
 
 
 def pack_matrix(kind: int, weight: Floats, bias: Floats) -> Matrix:
-    """weight [out, in], out a multiple of 64 and in of 4. Of integers, each output has a scale of its own."""
+    """weight [out, in], out a multiple of 64 and in of 4. Of integers, each output has a scale of its own.
+
+    Raises ValueError if this processor cannot multiply such numbers: the kernels would end the process.
+    """
+    if not able(kind):
+        raise ValueError("this processor has no instructions for the layer's kind of numbers")
     shared = np.zeros((0, 2, COLUMNS), np.int32)
     numbers: Array
-    if kind in (INT8, INT16):
-        scale = np.maximum(np.abs(weight).max(1), 1e-30) / (127 if kind == INT8 else levels(weight.shape[1]))
+    if kind in INTEGERS:
+        scale = np.maximum(np.abs(weight).max(1), 1e-30) / (127 if kind == INT8 else SHORT)
+        if kind == INT16:
+            lengths = np.linalg.norm(weight.astype(np.float64), axis=1)
+            scale = np.maximum(scale, lengths / (LENGTH - 0.5 * weight.shape[1] ** 0.5))
         numbers = np.rint(weight / scale[:, None]).astype(np.int8 if kind == INT8 else np.int16)
         offset = (128 if kind == INT8 else 0) * numbers.astype(np.int32).sum(1)
         both = np.stack([scale.astype(np.float32).view(np.int32), offset.astype(np.int32)])

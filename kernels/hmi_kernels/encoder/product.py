@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT
+from hmi_kernels.encoder import FLOAT, INTEGERS
 from hmi_kernels.encoder.ahead import LINE, set_fetches
 from hmi_kernels.encoder.room import CHANGES, FETCHES, SCALES, STEP, TILE, TILE_CODE, A
 from hmi_kernels.encoder.rowwise import gelu_bfloats, gelu_floats
@@ -60,7 +60,7 @@ def tile(
     if t == 0:
         for i in range(0, STRIDE, LINE):
             prefetch(bias + STRIDE + i)
-        for i in range(0, 2 * STRIDE if kind > BFLOAT else 0, LINE):
+        for i in range(0, 2 * STRIDE if kind in INTEGERS else 0, LINE):
             prefetch(shared + 2 * STRIDE + i)
     code, fetches = get(room, TILE_CODE), room + 8 * FETCHES
     set_fetches(room, panel, words, n, t, tiles)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
 from hmi_kernels.encoder.rowwise import bfloats_to_bytes, floats_to_bytes, floats_to_shorts, to_bfloats
-from hmi_kernels.encoder.tile import FETCH_FIELDS, around, levels
+from hmi_kernels.encoder.tile import FETCH_FIELDS, around, number_bytes
 from hmi_kernels.jit import get, put, whole
 
 (
@@ -67,10 +67,9 @@ def _put(room: Any, a: Any, step: Any, read: Any, read_step: Any, read_words: An
 @whole
 def _shortened(room: Any, x: Any, n: Any, width: Any) -> None:
     """Let the next product read n rows of float32 [n, width] as 16-bit integers."""
-    numbers, most = get(room, NUMBERS), levels(width)
+    numbers, scales = get(room, NUMBERS), get(room, SCALES)
     for i in range(n):
-        scale = get(room, SCALES) + 4 * i
-        floats_to_shorts(x + 4 * width * i, numbers + 2 * width * i, scale, most, width // 16)
+        floats_to_shorts(x + 4 * width * i, numbers + 2 * width * i, scales + 4 * i, width // 16)
     put(room, A, numbers)
     put(room, STEP, 2 * width)
 
@@ -98,7 +97,7 @@ def operand(kind: Any, room: Any, x: Any, n: Any, width: Any) -> None:
 def wide_operand(kind: Any, room: Any, n: Any, width: Any) -> None:
     """Make the rows in WIDE the operand. They are float32 or bfloat16 already."""
     wide, numbers = get(room, WIDE), get(room, NUMBERS)
-    size = 4 if around(kind) == FLOAT else 2
+    size = number_bytes(kind)
     _put(room, wide, size * width, wide, size * width, width * size // 4)
     if kind == INT16:
         _shortened(room, wide, n, width)

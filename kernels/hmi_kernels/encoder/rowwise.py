@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import chebyshev
 
+from hmi_kernels.encoder import LENGTH, SHORT
 from hmi_kernels.encoder.vectors import (
     BFLOATS,
     BYTES,
@@ -159,7 +160,7 @@ def normed(v: Vectors, x: Any, residual: Any, gain: Any, bias: Any, y: Any, eps:
     mean = v.spread(b.fdiv(v.total(total), size))
     (squares,) = v.loop(count, [v.const(0.0)], second)
     variance = b.fadd(b.fdiv(v.total(squares), size), b.bitcast(b.trunc(eps, I32), F32))
-    scale = v.spread(b.fdiv(F32(1.0), v.call("llvm.sqrt.f32", F32, variance)))
+    scale = v.spread(b.fdiv(F32(1.0), _root(v, variance)))
     each_vector(v, count, third)
 
 
@@ -195,12 +196,17 @@ def softmax(v: Vectors, scores: Any, keys: Any, factor: Any, plus: Any, more: An
     each_vector(v, count, lambda i: v.store(b.fmul(v.load(place(v, i, scores)), part), place(v, i, scores)))
 
 
+def _root(v: Vectors, x: Any) -> Any:
+    """The square root of one float32."""
+    return v.call("llvm.sqrt.f32", F32, x)
+
+
 def _integers(
-    v: Vectors, kind: Any, source: Any, target: Any, scale_at: Any, most: Any, plus: int, to: Any, count: Any
+    v: Vectors, kind: Any, source: Any, target: Any, scale_at: Any, count: Any, plus: int, to: Any
 ) -> None:
-    """target = plus + round(x / scale), where scale = the largest |x| / most, an int64. `to`: a vector of
-    integers."""
-    b, most = v.b, v.b.sitofp(most, F32)
+    """target = plus + round(x / scale), where scale = the largest |x| / most. to: the target's vector type,
+    which decides on `most`."""
+    b = v.b
 
     def read(i: Any) -> Any:
         return (
@@ -215,27 +221,40 @@ def _integers(
         size = b.and_(b.bitcast(read(i), WORDS), ir.Constant(WORDS, [0x7FFFFFFF] * LANES))
         return [larger(carried[0], size)]
 
-    def second(i: Any) -> None:
+    def squares(i: Any, carried: list[Any]) -> list[Any]:
+        part = b.fmul(read(i), one_over)
+        return [v.fma(part, part, carried[0])]
+
+    def longest() -> Any:
+        """The largest integer of the row, so that it is no longer than LENGTH, whatever rounding adds."""
+        (total,) = v.loop(count, [v.const(0.0)], squares)
+        rounding = b.fmul(F32(0.5), _root(v, b.sitofp(v.scaled(count, LANES), F32)))
+        return v.least(b.fdiv(b.fsub(F32(LENGTH), rounding), _root(v, v.total(total))), F32(SHORT))
+
+    def last(i: Any) -> None:
         whole = v.call("llvm.rint.v16f32", FLOATS, b.fmul(read(i), by))
         number = b.add(b.fptosi(whole, WORDS), ir.Constant(WORDS, [plus] * LANES))
         v.store(b.trunc(number, to), place(v, i, target, to.element.width // 8))
 
     (largest,) = v.loop(count, [b.bitcast(v.const(1e-30), WORDS)], first)
     highest = b.bitcast(v.folded(largest, larger), F32)
+    one_over = v.spread(b.fdiv(F32(1.0), highest))
+    most = longest() if to == SHORTS else F32(127.0)
     v.store(b.fdiv(highest, most), scale_at)
     by = v.spread(b.fdiv(most, highest))
-    each_vector(v, count, second)
+    each_vector(v, count, last)
 
 
 def _bytes(kind: Any, v: Vectors, source: Any, target: Any, scale_at: Any, count: Any) -> None:
     """source, target, scale, count: uint8 = 128 + round(x / scale), where scale = the largest |x| / 127."""
-    _integers(v, kind, source, target, scale_at, I64(127), 128, BYTES, count)
+    _integers(v, kind, source, target, scale_at, count, 128, BYTES)
 
 
 floats_to_bytes, bfloats_to_bytes = (vectorised(4)(partial(_bytes, kind)) for kind in (FLOATS, BFLOATS))
 
 
-@vectorised(5)
-def floats_to_shorts(v: Vectors, source: Any, target: Any, scale_at: Any, most: Any, count: Any) -> None:
-    """target int16 = round(source / scale), where scale = the largest |source| / most."""
-    _integers(v, FLOATS, source, target, scale_at, most, 0, SHORTS, count)
+@vectorised(4)
+def floats_to_shorts(v: Vectors, source: Any, target: Any, scale_at: Any, count: Any) -> None:
+    """target int16 = round(source / scale). The scale is the least with which no integer exceeds SHORT, nor
+    the row's length LENGTH."""
+    _integers(v, FLOATS, source, target, scale_at, count, 0, SHORTS)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16
+from hmi_kernels.encoder import BFLOAT, FLOAT, INT8, INT16, INTEGERS
 from hmi_kernels.encoder.isa import able, has
 from hmi_kernels.encoder.vectors import (
     BF16,
@@ -39,8 +39,6 @@ ROWS, SUMS = (8, 24) if has("avx512f") else (6, 6)
 registers of AVX-512; 6 sums of two registers each fit the 16 of AVX2."""
 CHAINS = SUMS // 6
 """Sums of one row with one group of columns, on the way down: 6 x 4 fit the registers of AVX-512."""
-_SCALED = INT8, INT16
-"""The kinds whose products are integers."""
 CHANGED_FIELDS = 4
 """Words of a row's record of its change; see `tile`."""
 FETCH_FIELDS = 4
@@ -56,10 +54,9 @@ def around(kind: Any) -> Any:
 
 
 @whole
-def levels(width: Any) -> Any:
-    """The largest 16-bit integer of rows and columns of so many numbers: no sum of their products can exceed
-    an int32."""
-    return int((2147483647 / width) ** 0.5)
+def number_bytes(kind: Any) -> Any:
+    """Bytes of a number of what is `around` a kind."""
+    return 4 if around(kind) == FLOAT else 2
 
 
 def _wide(rows: int, vectors: int = VECTORS) -> int:
@@ -81,7 +78,7 @@ def _dot(v: Vectors, kind: int, total: Any, word: Any, columns: Any) -> Any:
 
 
 def _short_products(v: Vectors, word: Any, columns: Any) -> Any:
-    """The sums of each two neighbours' products."""
+    """Each pair of neighbours' products, summed."""
     if has("avx512bw"):
         return v.call("llvm.x86.avx512.pmaddw.d.512", WORDS, word, columns)
     half = ir.VectorType(I32, LANES // 2)
@@ -162,7 +159,7 @@ def _halved(v: Vectors, x: Any) -> Any:
 
 
 def _zeros(kind: int, count: int) -> list[Any]:
-    zero = ir.Constant(WORDS, [0] * LANES) if kind in _SCALED else ir.Constant(FLOATS, [0.0] * LANES)
+    zero = ir.Constant(WORDS, [0] * LANES) if kind in INTEGERS else ir.Constant(FLOATS, [0.0] * LANES)
     return [zero] * count
 
 
@@ -212,9 +209,9 @@ def _rows(
             lines[i] = v.at(lines[i], v.b.mul(words, lines[i + 1]))
         for j, column in enumerate(columns):
             plus = v.load(v.at(bias, column))
-            by_column = v.load(v.at(shared, column)) if kind in _SCALED else None
+            by_column = v.load(v.at(shared, column)) if kind in INTEGERS else None
             for k, r in ((wide * r + j, r) for r in range(rows)):
-                if kind in _SCALED:
+                if kind in INTEGERS:
                     by_row = v.spread(v.load(v.at(scales, 4 * r), F32))
                     sums[k] = v.fma(v.b.fmul(v.floats(sums[k]), by_column), by_row, plus)
                 else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal, get_args
+import ctypes
+from types import SimpleNamespace
+from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import pytest
 import torch
-from hmi_kernels.encoder import ops
+from hmi_kernels.encoder import INT16, ops
 from hmi_kernels.encoder.layer import BLOCK
-from hmi_kernels.encoder.tile import levels
+from hmi_kernels.encoder.pack import pack_matrix
+from hmi_kernels.encoder.room import SCALES, A, operand
 from torch import Tensor, nn
 
 from hmi.core import ModuleSpec
@@ -123,8 +126,10 @@ class Rounded(nn.Linear):
     def coarse(self, x: Tensor) -> Tensor:
         if self.precision == "bf16":
             return x.bfloat16().float()
-        most = 127 if self.precision == "int8" else math.isqrt((2**31 - 1) // x.shape[-1])
-        scale = x.abs().amax(-1, keepdim=True) / most
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        if self.precision == "int16":
+            length = 46_300 - 0.5 * x.shape[-1] ** 0.5
+            scale = torch.maximum(127 * scale / 32767, x.norm(dim=-1, keepdim=True) / length)
         return (x / scale).round() * scale
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,11 +154,31 @@ def test_lower_precision_is_what_rounding_the_operands_makes(precision: Precisio
     assert torch.cosine_similarity(got, plain).min() > least
 
 
-def test_no_sum_of_16_bit_products_overflows() -> None:
-    for width in range(64, 1 << 16, 64):
-        most = levels(width)
-        assert most == math.isqrt((2**31 - 1) // width)
-        assert most**2 * width < 2**31
+@pytest.mark.parametrize("width", [64, 384, 4096])
+def test_no_sum_of_16_bit_products_leaves_32_bits(width: int) -> None:
+    """No row and no column is longer than the root of 2^31, and each has as many steps as that allows."""
+    if "int16" not in HERE:
+        pytest.skip("this processor has no instructions for int16")
+    some = torch.randn(9, width, generator=torch.Generator().manual_seed(0)).numpy()
+    one = np.eye(1, width, 3) * -7.5
+    rows = np.concatenate(
+        [some, 1e-20 * some[:3], 1e25 * some[:1], np.full_like(some[:1], 2.5), one, 0 * one]
+    )
+    rows, room = rows.astype(np.float32), ops.Room()
+    matrix = pack_matrix(INT16, np.resize(rows, (64, width)), np.zeros(64, np.float32))
+    columns = matrix.panels[0].swapaxes(0, 1).reshape(64, width)[: len(rows)]
+    layer = cast(Any, SimpleNamespace(dim=width, inner=width, head=width))
+    record = room.address(layer, ops.Texts([0, len(rows)], [None]))
+    operand(INT16, record, rows.ctypes.data, len(rows), width)
+    at, scales_at = (ctypes.c_int64.from_address(record + 8 * field).value for field in (A, SCALES))
+    numbers = np.ctypeslib.as_array((ctypes.c_int16 * rows.size).from_address(at)).reshape(rows.shape)
+    scales = np.ctypeslib.as_array((ctypes.c_float * len(rows)).from_address(scales_at))
+    for integers, steps in ((numbers, scales), (columns, matrix.shared[0, 0].view(np.float32)[: len(rows)])):
+        squares, step = (integers.astype(np.int64) ** 2).sum(1), steps.astype(np.float64)[:, None]
+        assert squares.max() < 2**31
+        assert (np.abs(integers * step - rows) <= 0.5001 * step + 1e-6 * np.abs(rows)).all()
+        assert ((squares > 0.98 * 2**31) | (np.abs(integers).max(1) == 32767))[:-1].all()
+    assert not numbers[-1].any()
 
 
 @pytest.mark.parametrize("precision", HERE)
