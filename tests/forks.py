@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from io import BytesIO
 from itertools import count
@@ -84,7 +85,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if not self.ended.is_set():
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended, which the template is about to tell
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
