@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,9 @@ def refused(lab: Lab, method: str, path: str, body: dict[str, Any] | None = None
 
 
 def tenants(lab: Lab) -> list[str]:
-    return [t["tenant"] for t in lab.client.request("GET", "/manage/tenants")["tenants"]]
+    """The tenants. While one server knows a new primary and the next does not, the answer is 503."""
+    patient = replace(lab.client, patience_s=30.0)
+    return [t["tenant"] for t in patient.request("GET", "/manage/tenants")["tenants"]]
 
 
 def update(lab: Lab, model: str) -> str:
