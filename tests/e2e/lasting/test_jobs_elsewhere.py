@@ -132,6 +132,10 @@ def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
         with closing(Registry.open(primary.data / "registry", checked=True)) as registry:
             return [(one.state, one.node) for one in registry.jobs() if one.spec.get("build") == job]
 
+    def phase(job: str) -> str | None:
+        progress = primary.client.request("GET", f"/manage/jobs/{job}")["progress"]
+        return progress and progress["phase"]
+
     replica = replica_of(nodes, "fifth")
     succeeded(primary, build("tiny/alone", replica))
     busy = at(replica, fine_tune(primary, "acme.second", epochs=200))  # it has one place for jobs
@@ -140,7 +144,8 @@ def test_servers_count_one_corpus(nodes: Nodes, primary: Lab) -> None:
     primary.start()
     node = node_of(replica)
     shared = build("tiny/shared", primary)
-    wait_until(lambda: len(parts(shared)) > 1)
+    # Not while it queues parts: it would keep everybody from the registry.
+    wait_until(lambda: phase(shared) == "counting n-grams")
     process = holder(primary, shared)
     os.kill(process, signal.SIGSTOP)  # it would have counted everything before the other server begins
     primary.client.request("DELETE", f"/manage/jobs/{busy}")
