@@ -100,7 +100,7 @@ class Load:
         path = "/manage/models/acme.changing/update" if i else "/manage/models"
         body = {"publish": "always", "options": options} if i else spec
         self._finish(self.client.request("POST", path, body, {"data": rows}))
-        # To the version before: a model keeps no more than its newest ones.
+        # Version 1 is dropped after some updates. The version before is always kept.
         self.client.request("POST", "/manage/models/acme.changing/rollback", {"version": max(i, 1)})
 
     def domains(self, i: int) -> None:

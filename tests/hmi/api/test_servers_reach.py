@@ -61,7 +61,10 @@ def one() -> tuple[Servers, SlowRegistry]:
 
 
 async def elsewhere(one: tuple[Servers, SlowRegistry], answer: Any) -> tuple[bytes, int] | None:
-    """What the other server, whose handler is `answer`, says to a call; None if that is no answer."""
+    """Send a call to another server, and return its answer; None if it does not count.
+
+    answer: the handler of the other server.
+    """
     found, registry = one
     found._inference = cast(Any, SimpleNamespace(engine=SimpleNamespace(wait_s=lambda tenant: 9.0)))
     app = web.Application()
